@@ -1,0 +1,75 @@
+"""Options that several commands share, as base classes of their `Params`.
+
+Every analyzer has a frozen dataclass `Params`; its fields are the command's options (underscores become dashes, a tuple
+is a repeatable option, a bool is a flag). `option()` attaches the help text, choices and metavar that the command line
+shows. Field defaults are the conventions of docs/conventions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from introspect.records import Phase, RunShape, Trace
+
+
+def option(default: Any, help: str, *, choices: tuple[str, ...] = (), metavar: str = "", short: str = "") -> Any:
+    """A dataclass field that the command line turns into `--name` with this help."""
+    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar, "short": short})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParams:
+    """What to run."""
+
+    phase: Phase = option("prefill", "what to run", choices=("prefill", "decode", "train"))
+    batch: int = option(1, "sequences", short="b")
+    seq: int = option(2048, "prompt tokens per sequence (prefill, train)", short="s")
+    context: int | None = option(None, "cached tokens per sequence (default: 2048 in decode, 0 otherwise)", short="c")
+    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
+    logits: Literal["all", "last"] = option("all", "positions the head runs on", choices=("all", "last"))
+    routing: Literal["balanced", "uniform", "zipf"] = option(
+        "balanced", "how tokens spread over experts", choices=("balanced", "uniform", "zipf")
+    )
+    seed: int = option(0, "seed of the routing policy")
+
+    def run_shape(self) -> RunShape:
+        """The run these options ask for, with the phase's default context filled in."""
+        context = self.context if self.context is not None else (2048 if self.phase == "decode" else 0)
+        return RunShape(
+            phase=self.phase,
+            batch=self.batch,
+            seq=1 if self.phase == "decode" else self.seq,
+            context=context,
+            dtype=self.dtype,
+            logits=self.logits,
+            routing=self.routing,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuParams:
+    """On what hardware, and how much of it is assumed to be reached."""
+
+    gpu: tuple[str, ...] = option(("h100-sxm",), "GPU name, repeatable (see `introspect gpus`)", metavar="NAME")
+    gpu_file: str | None = option(None, "JSON file with more GPUs", metavar="FILE")
+    utilization: float = option(1.0, "share of GPU memory that may be used")
+    mfu: float = option(1.0, "share of peak FLOP/s that is reached")
+    mbu: float = option(1.0, "share of memory bandwidth that is reached")
+
+
+class Traces(Protocol):
+    """Where an analyzer gets its records from: a model that can be run at any shape, or one stored trace."""
+
+    def __call__(self, run: RunShape) -> Trace:
+        """The record of this run. Raises TraceShapeError when only another run is stored."""
+        ...
+
+    def other(self, model: str) -> Traces:
+        """Records of another model (a draft, the B of a diff), found the same way."""
+        ...
+
+
+Analyze = Callable[..., Any]
