@@ -5,6 +5,9 @@ A message names the field or file, what was found, what was expected, and what t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class IntrospectError(Exception):
     """Root of all errors this package raises on purpose. The command line prints it as one line and exits with 2."""
@@ -50,3 +53,24 @@ class ModelRunError(IntrospectError):
         self.problem = problem
         self.where = where
         super().__init__(f"{model}: the {phase} run failed at {where}: {problem}")
+
+
+class UnknownNameError(IntrospectError):
+    """A command or option that does not exist: says which is meant when some are near. `kind` as "command"."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind = kind
+        self.name = name
+        self.nearest = tuple(get_close_matches(name, sorted(known), n=3))
+        hint = f"did you mean {' or '.join(self.nearest)}?" if self.nearest else "see --help for those there are"
+        super().__init__(f"unknown {kind} {name!r}; {hint}")
+
+
+class FileAccessError(IntrospectError):
+    """A file could not be read or written: says which and what the system answered."""
+
+    def __init__(self, path: str, action: str, problem: str) -> None:
+        self.path = path
+        self.action = action
+        self.problem = problem
+        super().__init__(f"{path}: cannot {action} it: {problem}")

@@ -14,9 +14,33 @@ from typing import Any, Literal, Protocol
 from introspect.records import Phase, RunShape, Trace
 
 
-def option(default: Any, help: str, *, choices: tuple[str, ...] = (), metavar: str = "", short: str = "") -> Any:
-    """A dataclass field that the command line turns into `--name` with this help."""
-    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar, "short": short})
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    metavar: str = "",
+    short: str = "",
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    positional: bool = False,
+) -> Any:
+    """A dataclass field that the command line turns into `--name` with this help, or into an argument if `positional`.
+
+    Bounds are checked for every caller. Without any, an integer is a size (at least 1) and a float is at least 0.
+    """
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "metavar": metavar,
+        "short": short,
+        "at_least": at_least,
+        "above": above,
+        "at_most": at_most,
+        "positional": positional,
+    }
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +50,15 @@ class RunParams:
     phase: Phase = option("prefill", "what to run", choices=("prefill", "decode", "train"))
     batch: int = option(1, "sequences", short="b")
     seq: int = option(2048, "prompt tokens per sequence (prefill, train)", short="s")
-    context: int | None = option(None, "cached tokens per sequence (default: 2048 in decode, 0 otherwise)", short="c")
+    context: int | None = option(
+        None, "cached tokens per sequence (default: 2048 in decode, 0 otherwise)", short="c", at_least=0
+    )
     dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
     logits: Literal["all", "last"] = option("all", "positions the head runs on", choices=("all", "last"))
     routing: Literal["balanced", "uniform", "zipf"] = option(
         "balanced", "how tokens spread over experts", choices=("balanced", "uniform", "zipf")
     )
-    seed: int = option(0, "seed of the routing policy")
+    seed: int = option(0, "seed of the routing policy", at_least=0)
 
     def run_shape(self) -> RunShape:
         """The run these options ask for, with the phase's default context filled in."""
@@ -55,9 +81,9 @@ class GpuParams:
 
     gpu: tuple[str, ...] = option(("h100-sxm",), "GPU name, repeatable (see `introspect gpus`)", metavar="NAME")
     gpu_file: str | None = option(None, "JSON file with more GPUs", metavar="FILE")
-    utilization: float = option(1.0, "share of GPU memory that may be used")
-    mfu: float = option(1.0, "share of peak FLOP/s that is reached")
-    mbu: float = option(1.0, "share of memory bandwidth that is reached")
+    utilization: float = option(1.0, "share of GPU memory that may be used", above=0, at_most=1)
+    mfu: float = option(1.0, "share of peak FLOP/s that is reached", above=0, at_most=1)
+    mbu: float = option(1.0, "share of memory bandwidth that is reached", above=0, at_most=1)
 
 
 class Traces(Protocol):

@@ -139,7 +139,9 @@ class _Codecs:
     def _record(self, kind: type) -> _Codec:
         if kind not in self.made:
             # In place before its fields are looked at: a record may hold records of its own kind.
-            self.made[kind] = _Codec(lambda value: self.made[kind].encode(value), lambda row: self.made[kind].decode(row))
+            self.made[kind] = _Codec(
+                lambda value: self.made[kind].encode(value), lambda row: self.made[kind].decode(row)
+            )
             hints = _hints(kind)
             codecs = {member.name: self.of(hints[member.name]) for member in fields(kind)}
             self.made[kind] = _record(kind, codecs)
@@ -206,7 +208,7 @@ def _record(kind: type, codecs: dict[str, _Codec]) -> _Codec:
         record = new(kind)
         for (put, convert), value in zip(steps, row, strict=False):
             put(record, convert(value))
-        for (put, _), value in zip(steps[len(row):], defaults[len(row):], strict=True):
+        for (put, _), value in zip(steps[len(row) :], defaults[len(row) :], strict=True):
             put(record, value)
         return record
 
