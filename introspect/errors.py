@@ -74,3 +74,109 @@ class FileAccessError(IntrospectError):
         self.action = action
         self.problem = problem
         super().__init__(f"{path}: cannot {action} it: {problem}")
+
+
+class UnknownGpuError(IntrospectError):
+    """No GPU of this name or alias in the data. Carries the nearest names; nothing is guessed."""
+
+    def __init__(self, name: str, nearest: tuple[str, ...]) -> None:
+        self.name = name
+        self.nearest = nearest
+        near = f"nearest: {', '.join(nearest)}; " if nearest else ""
+        super().__init__(f"--gpu: no GPU named {name!r}; {near}see `introspect gpus` for all, or give --gpu-file")
+
+
+class GpuFileError(IntrospectError):
+    """A GPU data file that cannot be used: says which entry and field, what is there and what is expected."""
+
+    def __init__(self, source: str, field: str, problem: str) -> None:
+        self.source = source
+        self.field = field
+        self.problem = problem
+        super().__init__(f"{source}: {field}: {problem}")
+
+
+class ModelNotFoundError(IntrospectError):
+    """Nothing answers to this model name. `looked` says where it was looked for, `nearest` the names that come close."""
+
+    def __init__(self, model: str, looked: str, nearest: tuple[str, ...] = (), remedy: str = "") -> None:
+        self.model = model
+        self.looked = looked
+        self.nearest = nearest
+        self.remedy = remedy
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else "see `introspect models` for the built-in ones"
+        super().__init__(f"no model {model!r}: {looked}; {f'{remedy}; ' if remedy else ''}{hint}")
+
+
+class GatedModelError(IntrospectError):
+    """The Hub refuses the files of a gated repository to this user."""
+
+    def __init__(self, model: str, has_token: bool) -> None:
+        self.model = model
+        self.has_token = has_token
+        step = "your token has no access to it" if has_token else "no token was found"
+        super().__init__(
+            f"{model} is a gated repository and {step}: accept its licence on https://huggingface.co/{model} and set "
+            "HF_TOKEN (or run `hf auth login`), give a local config.json, or take a built-in one of `introspect models`"
+        )
+
+
+class RevisionNotFoundError(IntrospectError):
+    """The Hub repository exists, the branch, tag or commit asked for does not."""
+
+    def __init__(self, model: str, revision: str) -> None:
+        self.model = model
+        self.revision = revision
+        super().__init__(f"{model} has no revision {revision!r}: give a branch, tag or full commit hash of it")
+
+
+class HubError(IntrospectError):
+    """The Hub could not be asked: offline, no network, rate limit, server error. `remedy` says what to do."""
+
+    def __init__(self, model: str, problem: str, remedy: str) -> None:
+        self.model = model
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{model}: {problem}; {remedy}")
+
+
+class ConfigFileError(IntrospectError):
+    """A file or folder that should hold a model config does not. `expected` says what should be there."""
+
+    def __init__(self, path: str, found: str, expected: str) -> None:
+        self.path = path
+        self.found = found
+        self.expected = expected
+        super().__init__(f"{path}: {found}; expected {expected}")
+
+
+class ConfigError(IntrospectError):
+    """A config field whose value no model can have: names field, value and bound."""
+
+    def __init__(self, source: str, field: str, value: object, expected: str) -> None:
+        self.source = source
+        self.field = field
+        self.value = value
+        self.expected = expected
+        super().__init__(f"{source}: config field {field!r} is {value!r}, expected {expected}")
+
+
+class UnknownArchitectureError(IntrospectError):
+    """The installed transformers has no class for this config. `remedy` says what may know it."""
+
+    def __init__(self, source: str, model_type: str | None, architecture: str | None, remedy: str) -> None:
+        self.source = source
+        self.model_type = model_type
+        self.architecture = architecture
+        self.remedy = remedy
+        super().__init__(f"{source}: model_type {model_type!r} (architecture {architecture!r}) is unknown: {remedy}")
+
+
+class BuildError(IntrospectError):
+    """A model's own code (of transformers, of a repository, of a user's file) failed while the model was built."""
+
+    def __init__(self, source: str, problem: str, remedy: str) -> None:
+        self.source = source
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{source}: cannot build the model: {problem}; {remedy}")
