@@ -3,8 +3,8 @@
 Generic over the dataclasses of `records`: a record is written as the list of its field values in order, trailing values
 that equal their defaults left out, and strings as positions in one table, so that a name repeated by ten thousand ops
 is stored once (tensors are a table already: ops name them by index). The document carries the field names of every
-record class, so a file written for another layout is refused and not read into the wrong fields, and a digest of its own
-text, so a file that was cut or edited is refused and not believed.
+record class, so a file written for another layout is refused and not read into the wrong fields, and a digest of its
+own text, so a file that was cut or edited is refused and not believed.
 """
 
 from __future__ import annotations
@@ -76,11 +76,10 @@ def _layout() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
 
     def visit(kind: Any) -> None:
-        if isinstance(kind, type) and is_dataclass(kind):
-            if kind.__name__ not in found:
-                found[kind.__name__] = [member.name for member in fields(kind)]
-                for hint in _hints(kind).values():
-                    visit(hint)
+        if isinstance(kind, type) and is_dataclass(kind) and kind.__name__ not in found:
+            found[kind.__name__] = [member.name for member in fields(kind)]
+            for hint in _hints(kind).values():
+                visit(hint)
         for part in get_args(kind):
             visit(part)
 
