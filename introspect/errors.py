@@ -97,7 +97,7 @@ class GpuFileError(IntrospectError):
 
 
 class ModelNotFoundError(IntrospectError):
-    """Nothing answers to this model name. `looked` says where it was looked for, `nearest` the names that come close."""
+    """Nothing answers to this model name. `looked` says where was looked, `nearest` which names come close."""
 
     def __init__(self, model: str, looked: str, nearest: tuple[str, ...] = (), remedy: str = "") -> None:
         self.model = model
