@@ -1,6 +1,15 @@
 """The commands there are: one for every file of analyzers/ whose name does not start with an underscore.
 
-Looking for them imports none of them; asking for one imports that one.
+Looking for them imports none of them; asking for one imports that one. A command's file has
+
+- a docstring: the first line is the help, the rest the formula, units, sources, limits;
+- `MODELS`: "none", "one", "two" or "many" models as arguments; `EXAMPLES`, shown by --help;
+- `Params`, a frozen dataclass of `option()` fields;
+- `analyze(params, traces)` -> Result; `traces` is a tuple for two and many, which may return a tuple of results, and
+  left out for none;
+- where it draws, `FORMATS`, and a `format` field in Params that says which one is asked for;
+- where it needs something measured with torch, `GATHER`, a module of hooks/ whose `gather(params)` is `analyze`'s last
+  argument.
 """
 
 from __future__ import annotations
@@ -28,6 +37,7 @@ class Command:
     examples: tuple[str, ...]
     formats: tuple[str, ...]  # drawings it makes besides the tables
     params: type
+    gather: str | None
     analyze: Callable[..., Any]
 
 
@@ -60,5 +70,6 @@ def load_command(name: str) -> Command:
         examples=tuple(module.EXAMPLES),
         formats=tuple(getattr(module, "FORMATS", ())),
         params=module.Params,
+        gather=getattr(module, "GATHER", None),
         analyze=module.analyze,
     )

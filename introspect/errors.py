@@ -63,7 +63,16 @@ class UnknownNameError(IntrospectError):
         self.name = name
         self.nearest = tuple(get_close_matches(name, sorted(known), n=3))
         hint = f"did you mean {' or '.join(self.nearest)}?" if self.nearest else "see --help for those there are"
-        super().__init__(f"unknown {kind} {name!r}; {hint}")
+        super().__init__(f"unknown {kind} {name}; {hint}")
+
+
+class UsageError(IntrospectError):
+    """A command line that cannot be read: says what is wrong with it and where the help is."""
+
+    def __init__(self, command: str, problem: str) -> None:
+        self.command = command
+        self.problem = problem
+        super().__init__(f"{problem}; see `{command} --help`")
 
 
 class FileAccessError(IntrospectError):
@@ -180,3 +189,24 @@ class BuildError(IntrospectError):
         self.problem = problem
         self.remedy = remedy
         super().__init__(f"{source}: cannot build the model: {problem}; {remedy}")
+
+
+class HeaderError(IntrospectError):
+    """A file of a checkpoint has no header that can be read. `kind` is a name of introspect.check_kinds."""
+
+    def __init__(self, file: str, kind: str, found: str, expected: str) -> None:
+        self.file = file
+        self.kind = kind
+        self.found = found
+        self.expected = expected
+        super().__init__(f"{file}: {kind.replace('_', ' ')}: found {found}, expected {expected}")
+
+
+class CheckpointError(IntrospectError):
+    """What was given as a checkpoint holds none that may be read: says what it is, what is expected and what to do."""
+
+    def __init__(self, checkpoint: str, found: str, remedy: str) -> None:
+        self.checkpoint = checkpoint
+        self.found = found
+        self.remedy = remedy
+        super().__init__(f"{checkpoint}: {found}; {remedy}")

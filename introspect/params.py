@@ -86,6 +86,16 @@ class GpuParams:
     mbu: float = option(1.0, "share of memory bandwidth that is reached", above=0, at_most=1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessParams:
+    """How a model may be looked for: options of every command that takes one, kept out of the analyzers."""
+
+    trust_remote_code: bool = option(False, "run the Python code of the model's repository")
+    offline: bool = option(False, "never ask the network")
+    revision: str | None = option(None, "branch, tag or commit of a Hub model", metavar="REV")
+    no_cache: bool = option(False, "neither read nor write stored traces")
+
+
 class Traces(Protocol):
     """Where an analyzer gets its records from: a model that can be run at any shape, or one stored trace."""
 

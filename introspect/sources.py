@@ -20,7 +20,7 @@ from introspect import catalog, hub
 from introspect.errors import ConfigError, ConfigFileError, FileAccessError, ModelNotFoundError, OptionError
 from introspect.strict_json import MAX_BYTES, JsonProblem, parse_object
 
-Kind = Literal["file", "directory", "factory", "catalog", "cache", "hub"]
+Kind = Literal["file", "directory", "factory", "catalog", "cache", "hub", "object"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 MODEL_FORMS = "a config.json, a folder with one, a Hub id, or file.py:factory"
 

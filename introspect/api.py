@@ -1,0 +1,144 @@
+"""The Python interface, and the one path that the command line takes too.
+
+    trace = introspect.trace("meta-llama/Meta-Llama-3-8B", phase="decode", context=8192)
+    result = introspect.analyze("kv", "meta-llama/Meta-Llama-3-8B", context=8192)
+
+Importing this module imports no torch; running a model does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from introspect.atomic import write_atomically
+from introspect.commands import Command, load_command
+from introspect.errors import OptionError, UnknownNameError
+from introspect.options import build
+from introspect.params import AccessParams, RunParams
+from introspect.records import Trace
+from introspect.serialize import trace_to_json
+from introspect.table import Result
+from introspect.traces import Inputs, Live, Stored, load_trace, open_model
+
+__all__ = ["Answer", "analyze", "answer", "load_trace", "save_trace", "trace"]
+
+
+def trace(
+    model: Any,
+    *,
+    phase: str = "prefill",
+    batch: int = 1,
+    seq: int = 2048,
+    context: int | None = None,
+    inputs: Inputs | None = None,
+    dtype: str | None = None,
+    logits: str = "all",
+    routing: str = "balanced",
+    seed: int = 0,
+    offline: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    cache: bool = True,
+) -> Trace:
+    """Run a model on the meta device and return the record of what it did.
+
+    `model`: whatever MODEL may be on the command line, a transformers config object, or an nn.Module, for which
+    `inputs` holds the forward's arguments by name (or by position, as a tuple). `batch` sequences of `seq` new tokens
+    (1 in decode) on top of `context` cached ones (default: 2048 in decode, else 0). `dtype`: as "bf16", default the
+    config's. `cache`: use and fill the store of traces. Raises a child of IntrospectError.
+    """
+    run = {"phase": phase, "batch": batch, "seq": seq, "context": context, "dtype": dtype}
+    run |= {"logits": logits, "routing": routing, "seed": seed}
+    params = build(RunParams, run)
+    access = build(
+        AccessParams,
+        {"offline": offline, "revision": revision, "trust_remote_code": trust_remote_code, "no_cache": not cache},
+    )
+    return open_model(model, access, inputs)(params.run_shape())
+
+
+def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a trace as JSON, whole or not at all; any command takes the file as its MODEL."""
+    write_atomically(Path(path), trace_to_json(trace) + "\n")
+
+
+def analyze(command: str, model: Any = None, **options: Any) -> Result | tuple[Result, ...]:
+    """The answer of one command. Options with underscores for dashes, a repeatable one as a tuple or a single value.
+
+    `model` as for `trace()`, or a stored Trace or the path of a saved one; a list of them where the command takes
+    several. A command of many models returns one result for each. Raises a child of IntrospectError.
+    """
+    several = isinstance(model, Sequence) and not isinstance(model, str)
+    models = tuple(model) if several else () if model is None else (model,)
+    results = answer(load_command(command), models, options).results
+    return results[0] if len(results) == 1 else results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a command found. `doubts`: what `--strict` refuses, unclassified ops and decisions nothing could tell."""
+
+    results: tuple[Result, ...]
+    doubts: tuple[str, ...]
+
+
+def answer(command: Command, models: Sequence[Any], options: Mapping[str, Any], *, flags: bool = False) -> Answer:
+    """Run one command. `options` by field name; `flags` says how error messages spell them (see options.build)."""
+    _check_count(command, models)
+    access_names = {member.name for member in fields(AccessParams)} if command.models != "none" else set()
+    params_names = {member.name for member in fields(command.params)}
+    for name in options:
+        if name not in access_names | params_names:
+            raise UnknownNameError(f"option of {command.name}", name, access_names | params_names)
+    access = build(AccessParams, {name: value for name, value in options.items() if name in access_names}, flags=flags)
+    opened = [open_model(model, access) for model in models]
+    given = {name: value for name, value in options.items() if name in params_names}
+    stored = [one for one in opened if isinstance(one, Stored)]
+    if stored:
+        given = _run_of(stored[0].trace, params_names) | given
+    params = build(command.params, given, flags=flags)
+    found = command.analyze(*_arguments(command, params, opened))
+    results = found if isinstance(found, tuple) else (found,)
+    return Answer(results=results, doubts=tuple(_doubts(opened)))
+
+
+def _check_count(command: Command, models: Sequence[Any]) -> None:
+    wanted = {"none": (0, 0), "one": (1, 1), "two": (2, 2), "many": (1, None)}[command.models]
+    if len(models) < wanted[0] or (wanted[1] is not None and len(models) > wanted[1]):
+        amount = {"none": "no model", "one": "one model", "two": "two models", "many": "one or more models"}
+        raise OptionError("MODEL", len(models), f"{amount[command.models]} for {command.name}")
+
+
+def _arguments(command: Command, params: Any, opened: Sequence[Stored | Live]) -> list[Any]:
+    """What `analyze` takes after the parameters: the traces of one model, a tuple of several models', a measurement."""
+    arguments: list[Any] = [params]
+    if command.models == "one":
+        arguments.append(opened[0])
+    elif command.models != "none":
+        arguments.append(tuple(opened))
+    if command.gather:
+        arguments.append(importlib.import_module(f"introspect.hooks.{command.gather}").gather(params))
+    return arguments
+
+
+def _run_of(trace: Trace, names: set[str]) -> dict[str, Any]:
+    """The run of a stored trace as options, so that only a run that was asked for otherwise can disagree with it."""
+    run = {member.name: getattr(trace.run, member.name) for member in fields(trace.run)}
+    return {name: value for name, value in run.items() if name in names}
+
+
+def _doubts(opened: Sequence[Stored | Live]) -> list[str]:
+    traces = {id(trace): trace for one in opened for trace in one.handed}.values()
+    found = [f"unclassified op {op.op} in {op.module} ({op.count})" for trace in traces for op in trace.unclassified]
+    found += [
+        f"assumed {decision.question} = {decision.answer} at {decision.where}"
+        for trace in traces
+        for decision in trace.decisions
+        if decision.answered == "assumed"
+    ]
+    return list(dict.fromkeys(found))
