@@ -1,0 +1,180 @@
+"""From raw entries to the record: roles of tensors, kinds of ops and products, parameters touched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from introspect.hooks.dtypes import dtype_name
+from introspect.hooks.eager_attention import mark_eager_attention
+from introspect.hooks.masks import MaskFacts
+from introspect.hooks.op_kinds import op_kind
+from introspect.hooks.recorder import RawOp, Recorder, View
+from introspect.hooks.rules import attention_call, products
+from introspect.records import ExpertCall, Gemm, Op, Parameter, Role, Tensor, Unclassified
+
+_MOVES = ("layout", "factory")  # kinds that read no value of their operands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """The assembled part of a trace. `assumptions`: what no value could tell."""
+
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    parameters: tuple[Parameter, ...]
+    unclassified: tuple[Unclassified, ...]
+    assumptions: tuple[str, ...]
+
+
+def assemble(
+    recorder: Recorder, model: nn.Module, cache_storages: set[int], masks: Mapping[int, MaskFacts], batch: int
+) -> Graph:
+    """Turn the recorder's entries into frozen ops over a tensor table.
+
+    Args:
+        recorder: a finished recording.
+        model: the module that ran; its parameters and buffers give the weight and constant roles.
+        cache_storages: storages that the cache object held before or after the step.
+        masks: what each attention mask lets through, by storage.
+        batch: sequences of the run.
+    """
+    owners = _owners(recorder, model)
+    tensors = tuple(_tensor(view, owners, cache_storages) for view in recorder.views)
+    kinds: dict[torch._ops.OpOverload, str] = {}
+    ops = [_op(raw, recorder, tensors, kinds, cache_storages) for raw in recorder.ops]
+    assumptions = mark_eager_attention(ops, tensors, masks, batch)
+    touched = {
+        tensors[i].storage for op in ops if op.kind not in _MOVES for i in op.inputs if tensors[i].parameter is not None
+    }
+    return Graph(
+        tensors=tensors,
+        ops=tuple(ops),
+        parameters=_parameters(recorder, model, touched),
+        unclassified=_unclassified(ops),
+        assumptions=assumptions,
+    )
+
+
+def _owners(recorder: Recorder, model: nn.Module) -> dict[int, tuple[str, Role]]:
+    """First path and role of every parameter's and buffer's storage."""
+    owners: dict[int, tuple[str, Role]] = {}
+    named: tuple[tuple[Role, Iterable[tuple[str, torch.Tensor]]], ...] = (
+        ("weight", model.named_parameters(remove_duplicate=False)),
+        ("constant", model.named_buffers(remove_duplicate=False)),
+    )
+    for role, pairs in named:
+        for path, tensor in pairs:
+            owners.setdefault(recorder.storage(tensor), (path, role))
+    return owners
+
+
+def _tensor(view: View, owners: dict[int, tuple[str, Role]], cache_storages: set[int]) -> Tensor:
+    path: str | None = None
+    role: Role = "activation"
+    if view.storage in owners:
+        path, role = owners[view.storage]
+    elif view.storage in cache_storages:
+        role = "cache"
+    elif not (view.dtype.is_floating_point or view.dtype.is_complex):
+        role = "index"
+    return Tensor(
+        storage=view.storage,
+        offset=view.offset,
+        shape=view.shape,
+        dtype=dtype_name(view.dtype),
+        role=role,
+        parameter=path,
+        storage_bytes=view.storage_bytes,
+    )
+
+
+def _op(
+    raw: RawOp,
+    recorder: Recorder,
+    tensors: tuple[Tensor, ...],
+    kinds: dict[torch._ops.OpOverload, str],
+    cache_storages: set[int],
+) -> Op:
+    gemms = tuple(_refine(g, tensors) for g in products(raw, recorder.views))
+    name = str(raw.func)
+    if gemms and _is_outer(gemms, tensors):
+        gemms, kind = (), "outer"
+    elif gemms:
+        kind = "gemm"
+    else:
+        if raw.func not in kinds:
+            kinds[raw.func] = op_kind(raw.func)
+        kind = kinds[raw.func]
+        if kind == "copy" and any(tensors[i].storage in cache_storages for i in raw.outs):
+            kind = "cache_write"
+    experts = None
+    if name == "introspect.grouped_linear.default":
+        _, w, _, rows, _, tokens, top_k = raw.args
+        experts = ExpertCall(experts=w.shape[0], top_k=top_k, tokens=tokens, rows=tuple(rows))
+    return Op(
+        name=name,
+        module=raw.module,
+        kind=kind,
+        inputs=raw.ins,
+        outputs=raw.outs,
+        gemms=gemms,
+        attention=attention_call(raw, recorder.views),
+        experts=experts,
+        backward=raw.backward,
+    )
+
+
+def _is_outer(gemms: tuple[Gemm, ...], tensors: tuple[Tensor, ...]) -> bool:
+    """k = 1 without a weight: an outer product sums nothing (rotary angles are computed so) and is no GEMM."""
+    return all(
+        g.k == 1 and g.kind in ("linear", "einsum") and not any(_is_weight(i, tensors) for i in (g.lhs, g.rhs))
+        for g in gemms
+    )
+
+
+def _is_weight(index: int | None, tensors: tuple[Tensor, ...]) -> bool:
+    return index is not None and tensors[index].role == "weight"
+
+
+def _refine(gemm: Gemm, tensors: tuple[Tensor, ...]) -> Gemm:
+    """Put the weight on the right (m counts rows of data), and call a product of two matrices without one "einsum"."""
+    left, right = _is_weight(gemm.lhs, tensors), _is_weight(gemm.rhs, tensors)
+    if gemm.kind in ("linear", "einsum") and left and not right:
+        gemm = replace(gemm, m=gemm.n, n=gemm.m, lhs=gemm.rhs, rhs=gemm.lhs)
+    if gemm.kind == "linear" and not (left or right):
+        gemm = replace(gemm, kind="einsum")
+    return gemm
+
+
+def _parameters(recorder: Recorder, model: nn.Module, touched: set[int]) -> tuple[Parameter, ...]:
+    first: dict[int, str] = {}
+    found = []
+    for buffer, pairs in (
+        (False, model.named_parameters(remove_duplicate=False)),
+        (True, model.named_buffers(remove_duplicate=False)),
+    ):
+        for path, tensor in pairs:
+            storage = recorder.storage(tensor)
+            tied_to = first.get(storage)
+            first.setdefault(storage, path)
+            found.append(
+                Parameter(
+                    path=path,
+                    shape=tuple(tensor.shape),
+                    dtype=dtype_name(tensor.dtype),
+                    touched=storage in touched,
+                    buffer=buffer,
+                    tied_to=tied_to,
+                )
+            )
+    return tuple(found)
+
+
+def _unclassified(ops: list[Op]) -> tuple[Unclassified, ...]:
+    counts = Counter((op.name, op.module) for op in ops if op.kind == "unclassified")
+    return tuple(Unclassified(op=name, module=module, count=n) for (name, module), n in counts.items())

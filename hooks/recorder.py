@@ -1,0 +1,108 @@
+"""Write down every dispatched op: which function, in which module, on which views of which storages.
+
+The recorder adds no cost rule and draws no conclusion; `assemble.py` turns its raw entries into the frozen record.
+Every tensor it saw is kept alive until the run ends, so a storage's address never names two storages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from introspect.hooks.modules import ModuleStack
+from introspect.hooks.shadow import Shadow
+
+
+@dataclass(slots=True)
+class View:
+    """One distinct view of a storage: what `introspect.records.Tensor` is made from."""
+
+    storage: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    storage_bytes: int
+
+
+@dataclass(slots=True)
+class RawOp:
+    """One dispatched call. `args` keeps the call's own arguments for the cost rules; ins and outs index `views`."""
+
+    func: torch._ops.OpOverload
+    module: str
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    backward: bool
+
+
+class ScanDetected(Exception):
+    """One module call ran more ops than any layer without a loop over tokens or chunks does."""
+
+
+class Recorder(TorchDispatchMode):
+    """Record ops while active. `budget` bounds the ops one module call may run itself (None: unbounded)."""
+
+    def __init__(self, stack: ModuleStack, shadow: Shadow, budget: int | None = None) -> None:
+        super().__init__()
+        self.ops: list[RawOp] = []
+        self.views: list[View] = []
+        self.paused = False
+        self.backward = False
+        self._stack = stack
+        self._shadow = shadow
+        self._budget = budget
+        self._view_of: dict[tuple[Any, ...], int] = {}
+        self._seen: dict[int, tuple[torch.Tensor, int]] = {}  # id -> (kept alive, view)
+        self._storages: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the op (or answer it from shadow values) and append it to `ops`."""
+        kwargs = kwargs or {}
+        if self.paused:
+            return self._shadow.run(func, args, kwargs)
+        out = self._shadow.run(func, args, kwargs)
+        frame = self._stack.top
+        if self._budget is not None:
+            frame.ops += 1
+            if frame.ops > self._budget:
+                raise ScanDetected(frame.path)
+        ins = tuple([self.view(t) for t in tensors_in(args)] + [self.view(t) for t in tensors_in(kwargs.values())])
+        outs = tuple(self.view(t) for t in tensors_in((out,)))
+        self.ops.append(RawOp(func, frame.path, ins, outs, args, kwargs, self.backward))
+        return out
+
+    def view(self, tensor: torch.Tensor) -> int:
+        """Index of this tensor's view in `views`; equal views of one storage share an index."""
+        known = self._seen.get(id(tensor))
+        if known is not None and known[0] is tensor:
+            return known[1]
+        storage = tensor.untyped_storage()
+        number = self._storages.setdefault(storage._cdata, len(self._storages))
+        shape = tuple(tensor.shape)
+        key = (number, tensor.storage_offset(), shape, tensor.stride(), tensor.dtype)
+        index = self._view_of.get(key)
+        if index is None:
+            index = self._view_of[key] = len(self.views)
+            self.views.append(View(number, key[1], shape, tensor.dtype, storage.nbytes()))
+        self._seen[id(tensor)] = (tensor, index)
+        return index
+
+    def storage(self, tensor: torch.Tensor) -> int:
+        """Number of this tensor's storage, as in `View.storage`."""
+        return self.views[self.view(tensor)].storage
+
+
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """The tensors among `values`, looking into lists and tuples, in order."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(tensors_in(value))
+    return found

@@ -1,0 +1,102 @@
+"""One instrumented run: everything that is hooked, registered or switched for it, put back afterwards, also on error."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from introspect.hooks import attention as attention_hooks
+from introspect.hooks import experts as experts_hooks
+from introspect.hooks.attention import AttentionObserver, attention_interface
+from introspect.hooks.experts import ExpertsObserver, experts_interface
+from introspect.hooks.functions import FunctionObserver
+from introspect.hooks.modules import ModuleStack
+from introspect.hooks.recorder import Recorder
+from introspect.hooks.shadow import Shadow
+from introspect.records import RunShape
+
+_ATTENTION, _EXPERTS = "_attn_implementation_internal", "_experts_implementation_internal"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The parts of an instrumented run."""
+
+    recorder: Recorder
+    shadow: Shadow
+    attention: AttentionObserver
+    stack: ModuleStack
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Run without writing ops down; values are still followed."""
+        paused, self.recorder.paused = self.recorder.paused, True
+        try:
+            yield
+        finally:
+            self.recorder.paused = paused
+
+
+@contextmanager
+def session(model: nn.Module, run: RunShape, budget: int | None = None) -> Iterator[Session]:
+    """Hook `model` for one run. `budget`: see Recorder."""
+    stack, shadow = ModuleStack(), Shadow()
+    recorder = Recorder(stack, shadow, budget)
+    shadow.module_path = lambda: stack.top.path
+    attention = AttentionObserver(recorder, shadow)
+    for tensor in (*model.parameters(), *model.buffers()):
+        recorder.storage(tensor)
+    with ExitStack() as undo:
+        undo.enter_context(_without_gc())
+        undo.enter_context(attention_interface(attention))
+        undo.enter_context(experts_interface(ExpertsObserver(shadow, run)))
+        undo.enter_context(_implementations(model))
+        undo.enter_context(stack.watching(model))
+        undo.enter_context(FunctionObserver(attention, shadow))
+        undo.enter_context(recorder)
+        yield Session(recorder, shadow, attention, stack)
+
+
+@contextmanager
+def _implementations(model: nn.Module) -> Iterator[None]:
+    """Point the configs of every (sub)model at our interfaces where it uses them; restore on exit."""
+    saved: list[tuple[Any, dict[str, Any]]] = []
+    try:
+        for module in model.modules():
+            config = getattr(module, "config", None)
+            if config is None or not hasattr(config, _ATTENTION) or any(c is config for c, _ in saved):
+                continue
+            saved.append((config, {name: getattr(config, name, None) for name in (_ATTENTION, _EXPERTS)}))
+            setattr(config, _EXPERTS, experts_hooks.NAME)
+        for module in model.modules():
+            if getattr(module, "_supports_attention_backend", False) and hasattr(module, "config"):
+                setattr(module.config, _ATTENTION, attention_hooks.NAME)
+        yield
+    finally:
+        for config, values in saved:
+            for name, value in values.items():
+                setattr(config, name, value)
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """A run makes many small objects and no cycles worth collecting; the collector would take a third of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def is_meta(model: nn.Module) -> bool:
+    """Whether the model's tensors live on the meta device."""
+    first: torch.Tensor | None = next(iter(model.parameters()), None)
+    return first is not None and first.device.type == "meta"
