@@ -18,6 +18,7 @@ from typing import Any
 from introspect.atomic import write_atomically
 from introspect.commands import Command, load_command
 from introspect.errors import OptionError, UnknownNameError
+from introspect.figures import check_plot_path, save_figures
 from introspect.options import build
 from introspect.params import AccessParams, RunParams
 from introspect.records import Trace
@@ -48,9 +49,9 @@ def trace(
     """Run a model on the meta device and return the record of what it did.
 
     `model`: whatever MODEL may be on the command line, a transformers config object, or an nn.Module, for which
-    `inputs` holds the forward's arguments by name (or by position, as a tuple). `batch` sequences of `seq` new tokens
-    (1 in decode) on top of `context` cached ones (default: 2048 in decode, else 0). `dtype`: as "bf16", default the
-    config's. `cache`: use and fill the store of traces. Raises a child of IntrospectError.
+    `inputs` holds the forward's arguments by name. `batch` sequences of `seq` new tokens (1 in decode) on top of
+    `context` cached ones (default: 2048 in decode, else 0). `dtype`: as "bf16", default the config's. `cache`: use and
+    fill the store of traces. Raises a child of IntrospectError.
     """
     run = {"phase": phase, "batch": batch, "seq": seq, "context": context, "dtype": dtype}
     run |= {"logits": logits, "routing": routing, "seed": seed}
@@ -102,8 +103,13 @@ def answer(command: Command, models: Sequence[Any], options: Mapping[str, Any], 
     if stored:
         given = _run_of(stored[0].trace, params_names) | given
     params = build(command.params, given, flags=flags)
+    plot = getattr(params, "plot", None)
+    if plot:
+        check_plot_path(plot)
     found = command.analyze(*_arguments(command, params, opened))
     results = found if isinstance(found, tuple) else (found,)
+    if plot:
+        save_figures([result.figure for result in results if result.figure], plot)
     return Answer(results=results, doubts=tuple(_doubts(opened)))
 
 

@@ -156,7 +156,7 @@ def _cell(value: Value, unit: str) -> str:
 def _tabulate(columns: Sequence[_Column], tablefmt: str, limits: Sequence[int | None] | None = None) -> str:
     from tabulate import tabulate  # 45 ms that json and csv do not need
 
-    return tabulate(
+    text: str = tabulate(
         list(zip(*(column.cells for column in columns), strict=True)),
         headers=[column.name for column in columns],
         tablefmt=tablefmt,
@@ -164,6 +164,7 @@ def _tabulate(columns: Sequence[_Column], tablefmt: str, limits: Sequence[int | 
         colalign=["right" if column.figures else "left" for column in columns],
         maxcolwidths=limits,
     )
+    return text
 
 
 def _markdown_table(columns: Sequence[_Column]) -> str:

@@ -204,7 +204,7 @@ def _record(kind: type, codecs: dict[str, _Codec]) -> _Codec:
         return [convert(value) for convert, value in zip(encoders, values[:end], strict=False)]
 
     def decode(row: list[Any]) -> Any:
-        record = new(kind)
+        record: Any = new(kind)
         for (put, convert), value in zip(steps, row, strict=False):
             put(record, convert(value))
         for (put, _), value in zip(steps[len(row) :], defaults[len(row) :], strict=True):

@@ -22,7 +22,7 @@ from introspect.records import RunShape, Trace
 from introspect.serialize import trace_from_json
 from introspect.sources import Source, resolve
 
-Inputs = Mapping[str, Any] | tuple[Any, ...]
+Inputs = Mapping[str, Any]
 
 _TRACE_START = b'{"introspect_trace":'
 
@@ -74,15 +74,11 @@ class Live:
 
     def _recall_or_observe(self, run: RunShape) -> Trace:
         source = self.model
-        if self.access.no_cache or not isinstance(source, Source) or not source.stable:
+        if self.access.no_cache or self.inputs is not None or not isinstance(source, Source) or not source.stable:
             return self._observe(run)
         path = store.entry_path(source.digest, source.id, run)
         trace = store.load(path)
-        if trace is None or (trace.run, trace.model.id, trace.model.config_sha256) != (
-            run,
-            source.id,
-            source.config_sha256,
-        ):
+        if trace is None or not _is_of(trace, source, run):
             trace = self._observe(run)
             try:
                 store.save(path, trace)
@@ -93,9 +89,11 @@ class Live:
     def _observe(self, run: RunShape) -> Trace:
         name = self.model.id if isinstance(self.model, Source) else type(self.model).__name__
         with progress(f"tracing {name} ({run.phase})"):
+            from introspect.hooks.build import build
             from introspect.hooks.observe import observe
 
-            return observe(self.model, run, inputs=self.inputs)
+            built = build(self.model, run.dtype, None if self.inputs is None else dict(self.inputs))
+            return observe(built.module, built.identity, run, built.inputs, built.assumptions)
 
 
 def open_model(model: Any, access: AccessParams, inputs: Inputs | None = None) -> Stored | Live:
@@ -140,6 +138,12 @@ def is_trace_file(path: Path) -> bool:
         return False
 
 
+def _is_of(trace: Trace, source: Source, run: RunShape) -> bool:
+    """Whether a stored record is what its place says: a file can be copied over another."""
+    same_run = replace(trace.run, dtype=None) == replace(run, dtype=None)
+    return same_run and (trace.model.id, trace.model.config_sha256) == (source.id, source.config_sha256)
+
+
 def _config_source(config: Any) -> Source:
     text = config.to_json_string(use_diff=False)
     digest = sha256(text.encode()).hexdigest()
@@ -161,6 +165,6 @@ def _differences(own: RunShape, asked: RunShape) -> tuple[str, str]:
 
 def _say(text: str) -> None:
     """Talk, on stderr unless the application's logging is set up otherwise."""
-    import logging  # 6 ms that only trouble needs
+    import logging  # late: 6 ms that only trouble needs
 
     logging.getLogger("introspect").warning(text)
