@@ -47,7 +47,7 @@ def trace_from_json(text: str, source: str) -> Trace:
         if version != SCHEMA_VERSION or document.get("fields") != _layout():
             raise TraceFormatError(source, f"schema {version!r}, this introspect reads {SCHEMA_VERSION}")
         head = len(_head(""))
-        if not text.startswith(_head(text[head:])):
+        if not text.startswith(_head(text[head:].rstrip())):  # a file ends in a line break
             raise TraceFormatError(source, "its text does not match its sha256, it was cut or edited")
         trace: Trace = _Codecs(document["strings"]).of(Trace).decode(document["trace"])
     return trace
