@@ -7,7 +7,7 @@ looks (HF_TOKEN, the file `hf auth login` writes); HF_ENDPOINT names another ser
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
@@ -72,6 +72,29 @@ def download_code(model: str, revision: str | None) -> Path:
             ),
         )
     return Path(folder)
+
+
+def list_files(model: str, revision: str | None) -> tuple[str, tuple[str, ...]]:
+    """(commit, names of all files) of a repository: one request. The commit pins what is read next to one state."""
+    from huggingface_hub import HfApi
+
+    info = _ask(model, revision, lambda: HfApi(endpoint=_endpoint()).model_info(model, revision=revision, timeout=10))
+    return info.sha or revision or "main", tuple(file.rfilename for file in info.siblings or ())
+
+
+def file_url(model: str, file: str, commit: str) -> str:
+    """Where the Hub serves a file of a repository."""
+    from huggingface_hub import hf_hub_url
+
+    return hf_hub_url(model, file, revision=commit, endpoint=_endpoint())
+
+
+def cached_folder(model: str, revision: str | None, files: Iterable[str]) -> Path | None:
+    """The snapshot folder of the local Hub cache that holds the first of `files` there is; None when it holds none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = (try_to_load_from_cache(model, file, revision=revision) for file in files)
+    return next((Path(path).parent for path in found if isinstance(path, str)), None)
 
 
 def _size(model: str, revision: str | None) -> int | None:
@@ -163,7 +186,7 @@ def _address() -> str:
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
     """A config arrives in one packet: a bar for it is noise. Left as it was afterwards."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     was_disabled = are_progress_bars_disabled()
     disable_progress_bars()

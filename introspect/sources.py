@@ -132,7 +132,7 @@ def _from_catalog(entry: catalog.Entry) -> Source:
     return Source(
         id=entry.id,
         kind="catalog",
-        text=f"built-in catalog ({entry.fidelity} {entry.source})",
+        text=f"built-in catalog (copied from {entry.source})",
         config=json.loads(data),
         config_sha256=config_sha256,
         digest=_digest(data, quant),

@@ -17,10 +17,10 @@ class JsonProblem(ValueError):
     """What is wrong with a document, in words; whoever reads the file knows its name and says it."""
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes, *, limit: int = MAX_BYTES) -> dict[str, Any]:
     """The one JSON object that `data` (UTF-8, a byte-order mark allowed) holds. Raises JsonProblem."""
-    if len(data) > MAX_BYTES:
-        raise JsonProblem(f"{len(data)} bytes is no config (limit {MAX_BYTES})")
+    if len(data) > limit:
+        raise JsonProblem(f"{len(data)} bytes is too much (limit {limit})")
     if not data.strip():
         raise JsonProblem("the file is empty")
     try:

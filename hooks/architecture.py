@@ -1,0 +1,151 @@
+"""From a raw config to a transformers class and its config object, or one clear line why not.
+
+The class is the one that `architectures` names when it fits the config's model_type, so that a multimodal wrapper keeps
+its towers and a base model gets no head; otherwise the one that transformers maps the model_type to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+import transformers
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from introspect.errors import BuildError, ConfigError, UnknownArchitectureError
+from introspect.hooks.quirks import repaired
+from introspect.sizes import check_sizes, is_size
+from introspect.sources import Source
+
+NAMED_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A class, the config object it is built from, and what was decided on the way (`notes`)."""
+
+    model_class: type[PreTrainedModel]
+    config: PreTrainedConfig
+    notes: tuple[str, ...]
+
+
+def choose(source: Source) -> Architecture:
+    """The class and config of a source whose code is transformers' own.
+
+    Raises ConfigError for a field no class accepts, UnknownArchitectureError when the installed transformers has no
+    class, BuildError for anything else that its config code raises.
+    """
+    check_sizes(source.id, source.config)
+    raw, notes = repaired(source.config)
+    named = next(filter(None, map(_model_class, raw.get("architectures") or ())), None)
+    model_type = raw.get("model_type") or ""
+    if model_type in CONFIG_MAPPING:
+        config = read_config(source, CONFIG_MAPPING[model_type], raw)
+        if named is not None and (fitting := _fitting(named, config)) is not None:
+            return Architecture(model_class=named, config=fitting, notes=notes)
+        return _by_model_type(source, config, notes)
+    if named is None:
+        raise _unknown(source)
+    return _by_class(source, named, raw, notes)
+
+
+def read_config(source: Source, config_class: type[PreTrainedConfig], raw: dict[str, Any]) -> PreTrainedConfig:
+    """The config object of `raw`; what its class refuses becomes a ConfigError or BuildError."""
+    try:
+        return config_class.from_dict(deepcopy(raw))
+    except StrictDataclassFieldValidationError as error:
+        field = re.search(r"field '([^']+)'", str(error))
+        name = field[1] if field else "?"
+        cause = _one_line(error.__cause__ or error)
+        wanted = re.search(r"expected (.+?), got", cause)
+        raise ConfigError(source.id, name, raw.get(name), wanted[1] if wanted else f"a valid one ({cause})") from None
+    except StrictDataclassClassValidationError as error:
+        problem = f"{config_class.__name__} refuses the config: {_one_line(error.__cause__ or error)}"
+        raise BuildError(source.id, problem, "correct the config") from None
+    except Exception as error:  # any line of the config class may stumble over a value it did not expect
+        problem = f"{config_class.__name__} cannot read the config: {type(error).__name__}: {_one_line(error)}"
+        raise BuildError(source.id, problem, "correct the config") from None
+
+
+def _by_model_type(source: Source, config: PreTrainedConfig, notes: tuple[str, ...]) -> Architecture:
+    """The class that transformers' own tables give for this model_type: with its towers if the config has any."""
+    from transformers.models.auto import modeling_auto
+
+    tables: list[Mapping[str, str | Sequence[str]]] = [
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_MAPPING_NAMES,
+    ]
+    if set(config.sub_configs) - {"text_config"}:
+        tables[:2] = reversed(tables[:2])
+    for table in tables:
+        names = table.get(config.model_type, "")
+        name = names if isinstance(names, str) else names[0]
+        if (model_class := _model_class(name)) is not None:
+            break
+    else:
+        raise _unknown(source)
+    if source.config.get("architectures"):
+        asked = ", ".join(source.config["architectures"])
+        notes += (f"architectures names {asked}; built as {name}, the class of model_type {config.model_type!r}",)
+    return Architecture(model_class=model_class, config=_fitting(model_class, config) or config, notes=notes)
+
+
+def _by_class(
+    source: Source, named: type[PreTrainedModel], raw: dict[str, Any], notes: tuple[str, ...]
+) -> Architecture:
+    """model_type is unknown, but `architectures` names a class: its config class reads the file if it has the sizes."""
+    config_class = named.config_class
+    if config_class is None:
+        raise _unknown(source)
+    given = raw.keys() | (raw.get("text_config") or {}).keys()
+    for name in NAMED_SIZES:
+        if not given & {name, config_class.attribute_map.get(name, name)}:
+            raise _unknown(source, f"; {named.__name__} would need {name}, which the config does not give")
+    read = {field.name for field in fields(config_class)} | set(config_class.attribute_map)
+    unread = sorted(name for name in raw.keys() - read if is_size(name))
+    note = (
+        f"model_type {raw.get('model_type')!r} is not in transformers {transformers.__version__}; built as "
+        f"{named.__name__}, which architectures names" + (f" (it does not read {', '.join(unread)})" if unread else "")
+    )
+    bare = {name: value for name, value in raw.items() if name != "model_type"}
+    return Architecture(model_class=named, config=read_config(source, config_class, bare), notes=(*notes, note))
+
+
+def _fitting(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedConfig | None:
+    """`config`, or its text part, whichever the class is built from; None when it is built from neither."""
+    if model_class.config_class is None:
+        return None
+    return next((c for c in (config, config.get_text_config()) if isinstance(c, model_class.config_class)), None)
+
+
+def _model_class(name: str) -> type[PreTrainedModel] | None:
+    found = getattr(transformers, name, None)
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
+
+
+def _unknown(source: Source, detail: str = "") -> UnknownArchitectureError:
+    model_type = source.config.get("model_type")
+    architecture = next(iter(source.config.get("architectures") or ()), None)
+    near = get_close_matches(str(model_type), CONFIG_MAPPING.keys(), n=2)
+    remedy = f"transformers {transformers.__version__} has no such class{detail}; "
+    if near:
+        remedy += f"did you mean {' or '.join(near)}? "
+    if source.config.get("auto_map"):
+        remedy += (
+            "the model brings its own code (auto_map): read it, then pass --trust-remote-code with its folder or id"
+        )
+    else:
+        remedy += "a newer transformers may know it (pip install --upgrade transformers)"
+    return UnknownArchitectureError(source.id, model_type, architecture, remedy)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,209 @@
+"""Build a model on the meta device as a real load would leave it: class, dtypes, ties, evaluation mode.
+
+No weight is read or allocated. Dtypes follow transformers' loader: everything in the asked dtype (else the config's,
+else bf16), except parameters the class creates or keeps in another (DeepSeek-V3's router stays fp32). Quantised configs
+are built as the logical model, without their quantiser's packed modules.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from torch import nn
+from torch.nn.parameter import is_lazy
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import build_glob_alternation
+from transformers.initialization import meta_device_safe_creation_ops
+from transformers.utils import logging as transformers_logging
+
+from introspect.errors import BuildError, ConfigError, OptionError
+from introspect.hooks import architecture, remote_code
+from introspect.hooks.factory import run_factory
+from introspect.records import ModelIdentity
+from introspect.sources import Source
+
+COMPUTE_DTYPES: dict[str, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+"""Dtypes a module can be built in, by this package's short names; torch's own names are understood too."""
+BF16_ASSUMED = "the config names no dtype; bf16 assumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltModel:
+    """A module on the meta device and what is known of it.
+
+    `dtype` is the short name of the compute dtype. `config` is the object the module was built from (None for a plain
+    module), `inputs` the example inputs a factory gave. `assumptions` belong under every table.
+    """
+
+    module: nn.Module
+    identity: ModelIdentity
+    dtype: str
+    config: PreTrainedConfig | None = None
+    inputs: dict[str, Any] | None = None
+    assumptions: tuple[str, ...] = ()
+
+
+def build(model: Source | nn.Module, dtype: str | None = None, inputs: dict[str, Any] | None = None) -> BuiltModel:
+    """Build a found model, or take a copy of a module, on meta.
+
+    `dtype` ("bf16", "fp16", "fp32", "fp64") overrides the config's. A module handed in is copied without its weights
+    and never changed; `inputs` are its example inputs. Raises OptionError for an unknown dtype, ConfigError,
+    UnknownArchitectureError or BuildError for what cannot be built.
+    """
+    asked = None if dtype is None else _asked_dtype(dtype)
+    if isinstance(model, nn.Module):
+        return _from_module(model, asked, inputs)
+    if model.factory is not None and model.directory is not None:
+        return _from_factory(model, model.factory, asked)
+    return _from_config(model, asked)
+
+
+def _from_config(source: Source, asked: str | None) -> BuiltModel:
+    with _quiet():
+        chosen = remote_code.choose(source) if source.remote_code else architecture.choose(source)
+        assumptions: tuple[str, ...] = ()
+        dtype = asked or _config_dtype(source, chosen.config)
+        if dtype is None:
+            dtype, assumptions = "bf16", (BF16_ASSUMED,)
+        module = _instantiate(source, chosen, COMPUTE_DTYPES[dtype])
+    identity = ModelIdentity(
+        id=source.id,
+        class_name=type(module).__name__,
+        source=source.text,
+        config_sha256=source.config_sha256,
+        config=source.config | ({"hf_quant_config": source.hf_quant_config} if source.hf_quant_config else {}),
+        notes=chosen.notes,
+    )
+    return BuiltModel(module=module, identity=identity, dtype=dtype, config=chosen.config, assumptions=assumptions)
+
+
+def _instantiate(source: Source, chosen: architecture.Architecture, dtype: torch.dtype) -> nn.Module:
+    with ExitStack() as stack:
+        stack.enter_context(init_empty_weights(include_buffers=True))
+        stack.enter_context(meta_device_safe_creation_ops())
+        try:
+            module: PreTrainedModel = chosen.model_class._from_config(chosen.config, dtype=dtype)
+        except Exception as error:  # any line of the model's constructor may stumble over the config
+            name = chosen.model_class.__name__
+            problem = f"{name}: {type(error).__name__}: {' '.join(str(error).split())}"
+            raise BuildError(source.id, problem, "correct the config") from error
+    _keep_as_loaded(module, dtype)
+    module.eval()
+    return module
+
+
+def _keep_as_loaded(module: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Apply the class's plan of parameters that a load keeps in fp32 (`_keep_in_fp32_modules`), as the loader would."""
+    plan = module._get_dtype_plan(dtype)
+    if not plan:
+        return
+    pattern, by_group, _ = build_glob_alternation(list(plan))
+    for name, tensor in module.state_dict(keep_vars=True).items():  # a load fills these and no other buffers
+        if (match := pattern.search(name)) and match.lastgroup:
+            tensor.data = tensor.data.to(plan[by_group[match.lastgroup]])
+
+
+def _from_factory(source: Source, factory: str, asked: str | None) -> BuiltModel:
+    path = Path(source.id.rpartition(":")[0]).expanduser()
+    with _quiet():
+        module, inputs = run_factory(path, factory)
+    return _plain(module, source.id, source.text, source.config_sha256, asked, inputs)
+
+
+def _from_module(module: nn.Module, asked: str | None, inputs: dict[str, Any] | None) -> BuiltModel:
+    name = type(module).__name__
+    return _plain(module, name, f"module {name}", "", asked, inputs)
+
+
+def _plain(
+    module: nn.Module, name: str, source: str, digest: str, asked: str | None, inputs: dict[str, Any] | None
+) -> BuiltModel:
+    copied = _meta_copy(module, name).eval()
+    if asked is not None:
+        copied = copied.to(COMPUTE_DTYPES[asked])
+    config = getattr(module, "config", None)
+    config = config if isinstance(config, PreTrainedConfig) else None
+    identity = ModelIdentity(
+        id=name,
+        class_name=type(module).__name__,
+        source=source,
+        config_sha256=digest,
+        config={} if config is None else config.to_dict(),
+    )
+    return BuiltModel(
+        module=copied, identity=identity, dtype=asked or _module_dtype(copied), config=config, inputs=inputs
+    )
+
+
+def _meta_copy(module: nn.Module, name: str) -> nn.Module:
+    """The same modules, ties and attributes with every tensor on meta; the weights are not copied on the way."""
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        held = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
+        for tensor in held:
+            if isinstance(tensor, torch.Tensor) and is_lazy(tensor):
+                raise BuildError(name, "it has a lazy module whose shapes are not known", "run it once before")
+            if isinstance(tensor, nn.Parameter):
+                empty = torch.empty_like(tensor, device="meta")
+                memo[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+            elif isinstance(tensor, torch.Tensor):
+                memo[id(tensor)] = torch.empty_like(tensor, device="meta")
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:  # an attribute that cannot be copied: a lock, a generator, an open file
+        problem = f"it cannot be copied: {type(error).__name__}: {' '.join(str(error).split())}"
+        raise BuildError(name, problem, "give a factory that builds it instead (file.py:factory)") from error
+
+
+def _asked_dtype(dtype: str) -> str:
+    name = _short_name(dtype)
+    if name is None:
+        raise OptionError("--dtype", dtype, f"one of {', '.join(COMPUTE_DTYPES)}")
+    return name
+
+
+def _config_dtype(source: Source, config: PreTrainedConfig) -> str | None:
+    """The short name of the dtype the config names, or its text part when the whole names none."""
+    for part in (config, config.get_text_config()):
+        if part.dtype is not None and part.dtype != "auto":
+            name = _short_name(part.dtype)
+            if name is None:
+                raise ConfigError(source.id, "dtype", str(part.dtype), f"one of {', '.join(COMPUTE_DTYPES)}")
+            return name
+    return None
+
+
+def _module_dtype(module: nn.Module) -> str:
+    names = (_short_name(tensor.dtype) for tensor in module.parameters() if tensor.is_floating_point())
+    return next((name for name in names if name), "fp32")
+
+
+def _short_name(dtype: str | torch.dtype) -> str | None:
+    """The short name of a dtype given as such, as torch's name ("bfloat16", "torch.bfloat16") or as its object."""
+    if dtype in COMPUTE_DTYPES:
+        return str(dtype)
+    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.removeprefix("torch."), None)
+    return next((name for name, known in COMPUTE_DTYPES.items() if known is found), None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the library's own remarks on a config off stderr: what matters of them is a note or an error here."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)

@@ -1,0 +1,64 @@
+"""What is changed in particular raw configs before a class reads them, each with its reason; such things live here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+RUNTIME_FIELDS = frozenset(
+    {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "_experts_implementation"}
+)
+"""Kernel choices some files carry. They ask for packages (flash-attn) and change no parameter; a run makes its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """A change of one model_type's configs that hold the field `when`. The reader is told `note`."""
+
+    when: str
+    note: str
+    rename: dict[str, str] = field(default_factory=dict)
+    change: dict[str, Any] = field(default_factory=dict)
+
+
+REPAIRS = {
+    "mistral": Repair(
+        when="layer_types",
+        change={"model_type": "ministral"},
+        note="a mistral config with layer_types is built as ministral, as transformers' AutoConfig does",
+    ),
+    "hunyuan": Repair(
+        when="attention_head_dim",
+        rename={"attention_head_dim": "head_dim"},
+        note="this config spells head_dim as attention_head_dim, which HunYuanMoEV1Config does not read",
+    ),
+}
+"""By model_type. Only what transformers itself has no general rule for."""
+
+
+def repaired(raw: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A copy of the raw config as it is built, and a note for each change a reader should know of."""
+    notes = []
+    config = _without(raw, RUNTIME_FIELDS)
+    if _holds(config, "quantization_config"):
+        # The quantisers replace modules by packed ones; a format's bytes are computed from the logical matrices.
+        config = _without(config, frozenset({"quantization_config"}))
+        notes.append("built without its quantization_config: parameters and dtype are the logical ones")
+    repair = REPAIRS.get(config.get("model_type", ""))
+    if repair is not None and repair.when in config:
+        config = {repair.rename.get(name, name): value for name, value in config.items()} | repair.change
+        notes.append(repair.note)
+    return config, tuple(notes)
+
+
+def _without(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    kept = {name: value for name, value in config.items() if name not in names}
+    return {name: _without(value, names) if _is_part(name, value) else value for name, value in kept.items()}
+
+
+def _holds(config: dict[str, Any], name: str) -> bool:
+    return bool(config.get(name)) or any(_holds(value, name) for key, value in config.items() if _is_part(key, value))
+
+
+def _is_part(name: str, value: object) -> bool:
+    return isinstance(value, dict) and name.endswith("_config")
