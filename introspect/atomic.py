@@ -8,21 +8,22 @@ from pathlib import Path
 from introspect.errors import FileAccessError
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path`, or leave there what was. FileAccessError when the system refuses.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write `content` (text as UTF-8) to `path`, or leave there what was. FileAccessError when the system refuses.
 
     A link is followed, so that it stays a link. What is no regular file (a device, a pipe) is written to directly:
     it cannot be replaced by one.
     """
     target = Path(os.path.realpath(path))
+    data = content.encode() if isinstance(content, str) else content
     try:
         if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8")
+            target.write_bytes(data)
             return
         part = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
         try:
-            with part.open("x", encoding="utf-8") as file:
-                file.write(text)
+            with part.open("xb") as file:
+                file.write(data)
             os.replace(part, target)
         except BaseException:
             part.unlink(missing_ok=True)

@@ -93,13 +93,17 @@ def _answer(command: Command, argv: list[str]) -> int:
     options = {option.name: option for option in _options(command)}
     values = {name: _parsed(options[name], value) for name, value in given.items()}
     found = answer(command, models, values, flags=True)
-    width = shutil.get_terminal_size().columns if output is None and sys.stdout.isatty() else None
-    text = render(found.results, form, table=table, width=width)
+    text = render(found.results, form, table=table, width=_width() if output is None else None)
     if output is None:
         sys.stdout.write(text)
     else:
         write_atomically(Path(output), text)
     return _exit_code(found, strict)
+
+
+def _width() -> int | None:
+    """The terminal's width, or what COLUMNS says; None where the reader is a file or a program."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
 
 
 def _exit_code(found: Answer, strict: bool) -> int:

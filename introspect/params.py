@@ -2,7 +2,8 @@
 
 Every analyzer has a frozen dataclass `Params`; its fields are the command's options (underscores become dashes, a tuple
 is a repeatable option, a bool is a flag). `option()` attaches the help text, choices and metavar that the command line
-shows. Field defaults are the conventions of docs/conventions.md.
+shows. Field defaults are the conventions of docs/conventions.md. The base classes have no slots, since Python lets no
+class inherit from two that have.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunParams:
     """What to run."""
 
@@ -75,7 +76,7 @@ class RunParams:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GpuParams:
     """On what hardware, and how much of it is assumed to be reached."""
 
@@ -94,6 +95,13 @@ class AccessParams:
     offline: bool = option(False, "never ask the network")
     revision: str | None = option(None, "branch, tag or commit of a Hub model", metavar="REV")
     no_cache: bool = option(False, "neither read nor write stored traces")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotParams:
+    """For commands whose Result has a `figure`."""
+
+    plot: str | None = option(None, "draw the figure into this file too (.svg or .png)", metavar="FILE")
 
 
 class Traces(Protocol):

@@ -115,7 +115,7 @@ class _Column:
 
     @property
     def width(self) -> int:
-        return max(len(self.name), *map(len, self.cells)) if self.cells else len(self.name)
+        return max(map(len, [*self.name.split("\n"), *self.cells]))
 
 
 def _columns(table: Table) -> list[_Column]:
@@ -177,39 +177,59 @@ def _markdown_table(columns: Sequence[_Column]) -> str:
 
 _GAP = 2  # between columns of tabulate's "simple" format
 _NARROWEST = 24  # a text column is not wrapped to less than this
+_SHORTEST = 10  # nor a column's name
 
 
 def _text_table(columns: list[_Column], width: int | None) -> str:
-    """The table; where it is too wide, text is wrapped and columns are stacked in blocks that repeat the first one."""
-    if width is None:
+    """The table, fitted to `width`: empty columns left out, then names and texts wrapped, then columns stacked."""
+    if width is None or _total_width(columns) <= width:
         return _tabulate(columns, "simple")
-    columns = [column for column in columns if set(column.cells) != {"-"}]
+    columns = [_with_folded_name(column) for column in columns if set(column.cells) != {"-"}]
     limits = _limits(columns, width)
-    first, blocks = limits[0], [[0]]
-    used = first
-    for index, limit in list(enumerate(limits))[1:]:
-        if used + _GAP + limit > width and len(blocks[-1]) > 1:
-            blocks.append([0])
-            used = first
-        blocks[-1].append(index)
-        used += _GAP + limit
     return "\n\n".join(
         _tabulate([columns[i] for i in block], "simple", [_wrap(columns[i], limits[i]) for i in block])
-        for block in blocks
+        for block in _blocks(limits, width)
     )
 
 
-def _wrap(column: _Column, limit: int) -> int | None:
-    return limit if limit < column.width else None
+def _total_width(columns: Sequence[_Column]) -> int:
+    return sum(column.width + _GAP for column in columns) - _GAP
+
+
+def _with_folded_name(column: _Column) -> _Column:
+    """Break a long name at its underscores, so that a narrow column of figures stays narrow."""
+    limit = max(_SHORTEST, *map(len, column.cells))
+    lines = [""]
+    for part in column.name.replace("_", "_ ").split(" "):
+        if lines[-1] and len(lines[-1]) + len(part) > limit:
+            lines.append("")
+        lines[-1] += part
+    return _Column(name="\n".join(lines), cells=column.cells, figures=column.figures)
 
 
 def _limits(columns: Sequence[_Column], width: int) -> list[int]:
     """The width of each column: its own, or less for the widest text columns until the table fits."""
     limits = [column.width for column in columns]
-    excess = sum(limits) + _GAP * (len(limits) - 1) - width
+    excess = _total_width(columns) - width
     for index in sorted(range(len(columns)), key=lambda i: -limits[i]):
         if excess > 0 and not columns[index].figures and limits[index] > _NARROWEST:
             cut = min(excess, limits[index] - _NARROWEST)
             limits[index] -= cut
             excess -= cut
     return limits
+
+
+def _wrap(column: _Column, limit: int) -> int | None:
+    return limit if limit < column.width else None
+
+
+def _blocks(limits: Sequence[int], width: int) -> list[list[int]]:
+    """Which columns stand beside each other: as many as fit, every block starting with the first column."""
+    blocks, used = [[0]], limits[0]
+    for index, limit in enumerate(limits[1:], start=1):
+        if used + _GAP + limit > width and len(blocks[-1]) > 1:
+            blocks.append([0])
+            used = limits[0]
+        blocks[-1].append(index)
+        used += _GAP + limit
+    return blocks

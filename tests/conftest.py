@@ -1,0 +1,45 @@
+"""Fixtures for every test: no test reads or fills the user's own cache."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--overwrite", action="store_true", help="rewrite golden files from what is printed now")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """One store of traces for the whole test run; processes started by tests inherit it."""
+    before = os.environ.get("INTROSPECT_CACHE")
+    os.environ["INTROSPECT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["INTROSPECT_CACHE"]
+    else:
+        os.environ["INTROSPECT_CACHE"] = before
+
+
+@pytest.fixture
+def golden(request):
+    """Compare text with tests/golden/NAME; with --overwrite, write it there instead."""
+
+    def compare(name, text):
+        path = Path(__file__).parent / "golden" / name
+        if request.config.getoption("--overwrite"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), f"differs from {path.name}; --overwrite if it should"
+
+    return compare
+
+
+@pytest.fixture
+def demo_commands(monkeypatch):
+    """The small commands of tests/support/commands beside the real ones."""
+    import introspect.analyzers
+
+    folder = str(Path(__file__).parent / "support" / "commands")
+    monkeypatch.setattr(introspect.analyzers, "__path__", [*introspect.analyzers.__path__, folder])
