@@ -210,3 +210,13 @@ class CheckpointError(IntrospectError):
         self.found = found
         self.remedy = remedy
         super().__init__(f"{checkpoint}: {found}; {remedy}")
+
+
+class MissingPackageError(IntrospectError):
+    """An optional package that this option needs is not installed; `extra` is the extra that brings it."""
+
+    def __init__(self, package: str, option: str, extra: str) -> None:
+        self.package = package
+        self.option = option
+        self.extra = extra
+        super().__init__(f"{option} needs {package}, which is not installed: pip install 'torch-introspect[{extra}]'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from introspect.figures import Figure
 from introspect.records import SCHEMA_VERSION, RunShape, Trace
 
 Value = int | float | str | bool | None | list[Any]
@@ -41,6 +42,7 @@ class Result:
     notes: tuple[str, ...] = ()
     unclassified: tuple[str, ...] = ()
     findings: bool = False
+    figure: Figure | None = None  # what --plot draws
     text: str | None = None  # a drawing (mermaid, dot) that replaces the tables on stdout
 
     def to_dict(self) -> dict[str, Any]:
