@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
 import transformers
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from introspect.errors import BuildError, ConfigError, UnknownArchitectureError
 from introspect.hooks.quirks import repaired
-from introspect.sizes import check_sizes, is_size
+from introspect.sizes import bound_of, check_sizes
 from introspect.sources import Source
 
 NAMED_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
@@ -47,9 +47,10 @@ def choose(source: Source) -> Architecture:
     model_type = raw.get("model_type") or ""
     if model_type in CONFIG_MAPPING:
         config = read_config(source, CONFIG_MAPPING[model_type], raw)
-        if named is not None and (fitting := _fitting(named, config)) is not None:
-            return Architecture(model_class=named, config=fitting, notes=notes)
-        return _by_model_type(source, config, notes)
+        fitting = None if named is None else _fitting(named, config)
+        if named is None or fitting is None:
+            return _as_decoder(_by_model_type(source, config, notes))
+        return _as_decoder(Architecture(model_class=named, config=fitting, notes=notes))
     if named is None:
         raise _unknown(source)
     return _by_class(source, named, raw, notes)
@@ -58,44 +59,61 @@ def choose(source: Source) -> Architecture:
 def read_config(source: Source, config_class: type[PreTrainedConfig], raw: dict[str, Any]) -> PreTrainedConfig:
     """The config object of `raw`; what its class refuses becomes a ConfigError or BuildError."""
     try:
-        return config_class.from_dict(deepcopy(raw))
+        return config_class.from_dict(_decoded(raw))
     except StrictDataclassFieldValidationError as error:
         field = re.search(r"field '([^']+)'", str(error))
         name = field[1] if field else "?"
-        cause = _one_line(error.__cause__ or error)
+        cause = one_line(error.__cause__ or error)
         wanted = re.search(r"expected (.+?), got", cause)
         raise ConfigError(source.id, name, raw.get(name), wanted[1] if wanted else f"a valid one ({cause})") from None
     except StrictDataclassClassValidationError as error:
-        problem = f"{config_class.__name__} refuses the config: {_one_line(error.__cause__ or error)}"
+        problem = f"{config_class.__name__} refuses the config: {one_line(error.__cause__ or error)}"
         raise BuildError(source.id, problem, "correct the config") from None
     except Exception as error:  # any line of the config class may stumble over a value it did not expect
-        problem = f"{config_class.__name__} cannot read the config: {type(error).__name__}: {_one_line(error)}"
+        problem = f"{config_class.__name__} cannot read the config: {type(error).__name__}: {one_line(error)}"
         raise BuildError(source.id, problem, "correct the config") from None
+
+
+def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the text decoder: a part of a composite config, or the whole."""
+    return config.get_text_config(decoder=True)
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks."""
+    return " ".join(str(error).split())
 
 
 def _by_model_type(source: Source, config: PreTrainedConfig, notes: tuple[str, ...]) -> Architecture:
-    """The class that transformers' own tables give for this model_type: with its towers if the config has any."""
-    from transformers.models.auto import modeling_auto
-
-    tables: list[Mapping[str, str | Sequence[str]]] = [
+    """The class that transformers' own tables give for this model_type, a causal language model first."""
+    tables: tuple[Mapping[str, str | Sequence[str]], ...] = (
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         modeling_auto.MODEL_MAPPING_NAMES,
-    ]
-    if set(config.sub_configs) - {"text_config"}:
-        tables[:2] = reversed(tables[:2])
-    for table in tables:
-        names = table.get(config.model_type, "")
-        name = names if isinstance(names, str) else names[0]
-        if (model_class := _model_class(name)) is not None:
-            break
-    else:
+    )
+    names = next((table[config.model_type] for table in tables if config.model_type in table), "")
+    name = names if isinstance(names, str) else names[0]
+    if (model_class := _model_class(name)) is None:
         raise _unknown(source)
-    if source.config.get("architectures"):
-        asked = ", ".join(source.config["architectures"])
+    fitting = _fitting(model_class, config) or config
+    if asked := ", ".join(source.config.get("architectures") or ()):
         notes += (f"architectures names {asked}; built as {name}, the class of model_type {config.model_type!r}",)
-    return Architecture(model_class=model_class, config=_fitting(model_class, config) or config, notes=notes)
+    elif fitting is not config:
+        notes += (f"architectures names no class; built as {name}, the text part of model_type {config.model_type!r}",)
+    return Architecture(model_class=model_class, config=fitting, notes=notes)
+
+
+def _as_decoder(chosen: Architecture) -> Architecture:
+    """BERT-like classes used as a causal language model mask and cache like one only when is_decoder says so."""
+    config, name = chosen.config, chosen.model_class.__name__
+    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type) == name
+    if not causal or config.is_encoder_decoder or getattr(config, "is_decoder", True):
+        return chosen
+    config.is_decoder = True
+    if config.model_type not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return chosen
+    return replace(chosen, notes=(*chosen.notes, f"is_decoder was false; set, since {name} decodes"))
 
 
 def _by_class(
@@ -110,7 +128,7 @@ def _by_class(
         if not given & {name, config_class.attribute_map.get(name, name)}:
             raise _unknown(source, f"; {named.__name__} would need {name}, which the config does not give")
     read = {field.name for field in fields(config_class)} | set(config_class.attribute_map)
-    unread = sorted(name for name in raw.keys() - read if is_size(name))
+    unread = sorted(name for name in raw.keys() - read if bound_of(name))
     note = (
         f"model_type {raw.get('model_type')!r} is not in transformers {transformers.__version__}; built as "
         f"{named.__name__}, which architectures names" + (f" (it does not read {', '.join(unread)})" if unread else "")
@@ -121,14 +139,24 @@ def _by_class(
 
 def _fitting(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedConfig | None:
     """`config`, or its text part, whichever the class is built from; None when it is built from neither."""
-    if model_class.config_class is None:
-        return None
-    return next((c for c in (config, config.get_text_config()) if isinstance(c, model_class.config_class)), None)
+    wanted = model_class.config_class
+    if wanted is None or isinstance(config, wanted):
+        return None if wanted is None else config
+    text = text_part(config)
+    return text if isinstance(text, wanted) else None
 
 
 def _model_class(name: str) -> type[PreTrainedModel] | None:
     found = getattr(transformers, name, None)
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
+
+
+def _decoded(value: Any) -> Any:
+    """A deep copy in which {"__float__": "Infinity"}, as transformers writes it for strict JSON, is a float."""
+    if isinstance(value, dict):
+        tag = value.get("__float__")
+        return float(tag) if tag in {"Infinity", "-Infinity", "NaN"} else {k: _decoded(v) for k, v in value.items()}
+    return [_decoded(item) for item in value] if isinstance(value, list) else value
 
 
 def _unknown(source: Source, detail: str = "") -> UnknownArchitectureError:
@@ -145,7 +173,3 @@ def _unknown(source: Source, detail: str = "") -> UnknownArchitectureError:
     else:
         remedy += "a newer transformers may know it (pip install --upgrade transformers)"
     return UnknownArchitectureError(source.id, model_type, architecture, remedy)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -25,16 +25,13 @@ from transformers.utils import logging as transformers_logging
 
 from introspect.errors import BuildError, ConfigError, OptionError
 from introspect.hooks import architecture, remote_code
+from introspect.hooks.dtypes import dtype_name, torch_dtype
 from introspect.hooks.factory import run_factory
 from introspect.records import ModelIdentity
+from introspect.sizes import bound_of
 from introspect.sources import Source
 
-COMPUTE_DTYPES: dict[str, torch.dtype] = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "fp64": torch.float64,
-}
+COMPUTE_DTYPES = ("bf16", "fp16", "fp32", "fp64")
 """Dtypes a module can be built in, by this package's short names; torch's own names are understood too."""
 BF16_ASSUMED = "the config names no dtype; bf16 assumed"
 
@@ -77,7 +74,7 @@ def _from_config(source: Source, asked: str | None) -> BuiltModel:
         dtype = asked or _config_dtype(source, chosen.config)
         if dtype is None:
             dtype, assumptions = "bf16", (BF16_ASSUMED,)
-        module = _instantiate(source, chosen, COMPUTE_DTYPES[dtype])
+        module = _instantiate(source, chosen, torch_dtype(dtype))
     identity = ModelIdentity(
         id=source.id,
         class_name=type(module).__name__,
@@ -95,9 +92,13 @@ def _instantiate(source: Source, chosen: architecture.Architecture, dtype: torch
         stack.enter_context(meta_device_safe_creation_ops())
         try:
             module: PreTrainedModel = chosen.model_class._from_config(chosen.config, dtype=dtype)
+        except ImportError as error:  # a tower from another package
+            raise BuildError(source.id, architecture.one_line(error), "install what it needs") from error
         except Exception as error:  # any line of the model's constructor may stumble over the config
-            name = chosen.model_class.__name__
-            problem = f"{name}: {type(error).__name__}: {' '.join(str(error).split())}"
+            problem = f"{chosen.model_class.__name__} raised {type(error).__name__}: {architecture.one_line(error)}"
+            empty = [name for name, value in vars(chosen.config).items() if value is None and bound_of(name)]
+            if "NoneType" in problem and empty:
+                problem += f" (the config leaves {', '.join(empty)} empty)"
             raise BuildError(source.id, problem, "correct the config") from error
     _keep_as_loaded(module, dtype)
     module.eval()
@@ -132,7 +133,7 @@ def _plain(
 ) -> BuiltModel:
     copied = _meta_copy(module, name).eval()
     if asked is not None:
-        copied = copied.to(COMPUTE_DTYPES[asked])
+        copied = copied.to(torch_dtype(asked))
     config = getattr(module, "config", None)
     config = config if isinstance(config, PreTrainedConfig) else None
     identity = ModelIdentity(
@@ -163,12 +164,12 @@ def _meta_copy(module: nn.Module, name: str) -> nn.Module:
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:  # an attribute that cannot be copied: a lock, a generator, an open file
-        problem = f"it cannot be copied: {type(error).__name__}: {' '.join(str(error).split())}"
+        problem = f"it cannot be copied: {type(error).__name__}: {architecture.one_line(error)}"
         raise BuildError(name, problem, "give a factory that builds it instead (file.py:factory)") from error
 
 
 def _asked_dtype(dtype: str) -> str:
-    name = _short_name(dtype)
+    name = _compute_dtype(dtype)
     if name is None:
         raise OptionError("--dtype", dtype, f"one of {', '.join(COMPUTE_DTYPES)}")
     return name
@@ -176,9 +177,9 @@ def _asked_dtype(dtype: str) -> str:
 
 def _config_dtype(source: Source, config: PreTrainedConfig) -> str | None:
     """The short name of the dtype the config names, or its text part when the whole names none."""
-    for part in (config, config.get_text_config()):
+    for part in (config, architecture.text_part(config)):
         if part.dtype is not None and part.dtype != "auto":
-            name = _short_name(part.dtype)
+            name = _compute_dtype(part.dtype)
             if name is None:
                 raise ConfigError(source.id, "dtype", str(part.dtype), f"one of {', '.join(COMPUTE_DTYPES)}")
             return name
@@ -186,16 +187,17 @@ def _config_dtype(source: Source, config: PreTrainedConfig) -> str | None:
 
 
 def _module_dtype(module: nn.Module) -> str:
-    names = (_short_name(tensor.dtype) for tensor in module.parameters() if tensor.is_floating_point())
+    names = (_compute_dtype(tensor.dtype) for tensor in module.parameters())
     return next((name for name in names if name), "fp32")
 
 
-def _short_name(dtype: str | torch.dtype) -> str | None:
-    """The short name of a dtype given as such, as torch's name ("bfloat16", "torch.bfloat16") or as its object."""
-    if dtype in COMPUTE_DTYPES:
-        return str(dtype)
-    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.removeprefix("torch."), None)
-    return next((name for name, known in COMPUTE_DTYPES.items() if known is found), None)
+def _compute_dtype(dtype: str | torch.dtype) -> str | None:
+    """The short name of a dtype a module can compute in, given as such, as "bfloat16" or as its object; else None."""
+    try:
+        name = dtype_name(torch_dtype(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype)
+    except KeyError:
+        return None
+    return name if name in COMPUTE_DTYPES else None
 
 
 @contextmanager

@@ -42,5 +42,5 @@ def _imported(source: Source, reference: str) -> Any:
     try:
         return get_class_from_dynamic_module(reference, str(source.directory))
     except Exception as error:  # the repository's code may fail in any way while it is imported
-        problem = f"importing {reference} raised {type(error).__name__}: {' '.join(str(error).split())}"
+        problem = f"importing {reference} raised {type(error).__name__}: {architecture.one_line(error)}"
         raise BuildError(source.id, problem, "install what it needs, or use another revision of the code") from error

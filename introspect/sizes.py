@@ -13,15 +13,17 @@ from typing import Any
 
 from introspect.errors import ConfigError
 
-MAX_COUNT = 10_000
-MAX_WIDTH = 2**28
-COUNT = re.compile(r"(.*_)?(layers|heads|experts|experts_per_tok|blocks)|n_layer|n_head")
-WIDTH = re.compile(
-    r"(.*_)?(size|dim|rank|embd|inner)|d_(model|ff|kv|inner|state|conv)|n_positions|max_position_embeddings"
+BOUNDS = (
+    (re.compile(r"(.*_)?(layers|blocks)|n_layer"), 10_000),
+    (re.compile(r"(.*_)?(heads|experts|experts_per_tok)|n_head"), 100_000),
+    (
+        re.compile(
+            r"(.*_)?((?<!chunk_)(?<!window_)size|dim|rank|embd|inner|positions)|d_(model|ff|kv|state|conv)|.*position_embeddings"
+        ),
+        2**28,
+    ),
 )
-NOT_SIZES = re.compile(
-    r".*(first|start|window|chunk|block|page|id|image|patch|dropout|ratio|factor).*|.*_(at|in|on)_.*"
-)
+"""Names that are sizes, and the largest one of each kind. (A chunk or window of -1 is none at all: not judged.)"""
 REQUIRED = frozenset(
     {
         *("hidden_size", "d_model", "n_embd", "head_dim"),
@@ -37,15 +39,15 @@ def check_sizes(source: str, config: dict[str, Any]) -> None:
     """Raise ConfigError for the first size that is no whole number, is out of bounds or does not fit another."""
     for prefix, part in _parts(config):
         for name, value in part.items():
-            if is_size(name):
-                _check_size(source, prefix, name, value)
+            if (bound := bound_of(name)) is not None:
+                _check_size(source, prefix, name, value, bound)
         _check_heads(source, prefix, part)
         _check_experts(source, prefix, part)
 
 
-def is_size(name: str) -> bool:
-    """Whether a config field of this name holds a size."""
-    return bool(COUNT.fullmatch(name) or WIDTH.fullmatch(name)) and not NOT_SIZES.fullmatch(name)
+def bound_of(name: str) -> int | None:
+    """The largest size a config field of this name may hold; None when the name is not that of a size."""
+    return next((bound for pattern, bound in BOUNDS if pattern.fullmatch(name)), None)
 
 
 def _parts(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -55,30 +57,21 @@ def _parts(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict
             yield from _parts(value, f"{prefix}{name}.")
 
 
-def _check_size(source: str, prefix: str, name: str, value: object) -> None:
-    if value is None or isinstance(value, dict):
-        return
+def _check_size(source: str, prefix: str, name: str, value: object, most: int) -> None:
     least = 1 if name in REQUIRED else 0
-    most = MAX_COUNT if COUNT.fullmatch(name) else MAX_WIDTH
     for size in value if isinstance(value, list) else [value]:
-        if size is None or (isinstance(size, bool) and name not in REQUIRED):  # a flag: share_heads
-            continue
+        if size is None or isinstance(size, dict | list) or (isinstance(size, bool | str) and name not in REQUIRED):
+            continue  # a default, a table, a flag (share_heads), or the kind of each layer
         if isinstance(size, bool) or not isinstance(size, int) or not least <= size <= most:
             raise ConfigError(source, prefix + name, value, f"a whole number from {least} to {most}")
 
 
 def _check_heads(source: str, prefix: str, part: dict[str, Any]) -> None:
-    """Query heads share key/value heads evenly; without a head width of its own, heads cut the hidden size evenly."""
-    heads, kv_heads, hidden = (part.get(n) for n in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
-    if not isinstance(heads, int):
-        return
-    if isinstance(kv_heads, int) and heads % kv_heads:
+    """Query heads share key/value heads evenly. (Whether they cut the hidden size evenly is for each class to say.)"""
+    heads, kv_heads = part.get("num_attention_heads"), part.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
         expected = f"a divisor of num_attention_heads ({heads})"
         raise ConfigError(source, prefix + "num_key_value_heads", kv_heads, expected)
-    own_width = any(name.endswith(("head_dim", "kv_channels", "attention_head_size", "d_kv")) for name in part)
-    if isinstance(hidden, int) and hidden % heads and not own_width:
-        expected = f"a divisor of hidden_size ({hidden}), as no head_dim is given"
-        raise ConfigError(source, prefix + "num_attention_heads", heads, expected)
 
 
 def _check_experts(source: str, prefix: str, part: dict[str, Any]) -> None:
