@@ -1,6 +1,6 @@
 """List the models whose configs are built in; they need no token and no network.
 
-Each config is a verbatim copy of the Hub's config.json; `source` is the public repository it was found in. `params` is
+Each config is the Hub's config.json, byte for byte as the public repository `source` keeps it. `params` is
 what a plain build counts (tied weights once, quantised weights unpacked), so it can differ from the total a checkpoint
 publishes. Any other model is found by its Hub id, a folder or a config.json.
 """

@@ -171,8 +171,10 @@ _LOOKED = "not a path, not in the built-in catalog or the local Hub cache, and "
 
 def offline_error(model: str, revision: str | None) -> IntrospectError:
     """What to say when only the network could answer and it may not be asked."""
-    what = f"revision {revision!r} is not in the local Hub cache" if revision else _LOOKED + "offline"
-    return ModelNotFoundError(model, what, catalog.nearest(model), "drop --offline (and HF_HUB_OFFLINE) to ask the Hub")
+    remedy = "drop --offline (and HF_HUB_OFFLINE) to ask the Hub"
+    if revision is not None:
+        return HubError(model, f"revision {revision!r} is not in the local Hub cache, and offline", remedy)
+    return ModelNotFoundError(model, _LOOKED + "offline", catalog.nearest(model), remedy)
 
 
 def _endpoint() -> str | None:

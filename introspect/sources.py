@@ -62,7 +62,7 @@ def resolve(
     IntrospectError that says what was found, what was expected and what to do.
     """
     path = Path(model).expanduser()
-    status = _status(path)
+    status = _status(path) if model else None  # Path("") is the working directory
     file, _, factory = model.rpartition(":")
     is_factory = status is None and file.endswith(".py") and factory.isidentifier()
     if (status is not None or is_factory) and revision is not None:
@@ -87,7 +87,7 @@ def _status(path: Path) -> os.stat_result | None:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ConfigFileError(str(path), "a symbolic link that leads back to itself", MODEL_FORMS) from None
-        if path.is_symlink():
+        if error.errno == errno.ENOENT and path.is_symlink():
             target = os.readlink(path)
             raise ConfigFileError(str(path), f"a symbolic link to {target}, which is missing", MODEL_FORMS) from None
         if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}:

@@ -20,7 +20,7 @@ class JsonProblem(ValueError):
 def parse_object(data: bytes, *, limit: int = MAX_BYTES) -> dict[str, Any]:
     """The one JSON object that `data` (UTF-8, a byte-order mark allowed) holds. Raises JsonProblem."""
     if len(data) > limit:
-        raise JsonProblem(f"{len(data)} bytes is too much (limit {limit})")
+        raise JsonProblem(f"more than the {limit} bytes that are read of such a file")
     if not data.strip():
         raise JsonProblem("the file is empty")
     try:
