@@ -85,7 +85,7 @@ def _complete(rest: list[str]) -> int:
 def _answer(command: Command, argv: list[str]) -> int:
     parser = parser_of(command)
     _refuse_unknown_options(parser, command, argv)
-    given = vars(parser.parse_args(argv))
+    given = vars(parser.parse_intermixed_args(argv))
     models = given.pop("models", [])
     form, output, strict, table = (given.pop(name) for name in ("format", "output", "strict", "table"))
     if any(option.name == "format" for option in options_of(command.params)):

@@ -61,7 +61,8 @@ class UnknownNameError(IntrospectError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind = kind
         self.name = name
-        self.nearest = tuple(get_close_matches(name, sorted(known), n=3))
+        bare = {each.lstrip("-"): each for each in known}  # dashes alone make no two options alike
+        self.nearest = tuple(bare[near] for near in get_close_matches(name.lstrip("-"), sorted(bare), n=3))
         hint = f"did you mean {' or '.join(self.nearest)}?" if self.nearest else "see --help for those there are"
         super().__init__(f"unknown {kind} {name}; {hint}")
 

@@ -13,6 +13,7 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import NoneType
 
 from introspect.errors import UnknownNameError
 from introspect.table import Result, Table, Value
@@ -55,13 +56,13 @@ def tables_of(result: Result, only: str | None = None) -> dict[str, Table]:
 def _csv(results: Sequence[Result], only: str | None) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    for result in results:
+    for index, result in enumerate(results):
         # A table of several models says of each row whose it is.
         models = {"model": str(_model_id(result))} if len(results) > 1 else {}
         for name, table in tables_of(result, only).items():
             if only is None:
                 out.write(f"# {name}\n")
-            if only is None or result is results[0]:
+            if only is None or index == 0:
                 writer.writerow([*models, *table.units])
             writer.writerows([*models.values(), *map(_csv_cell, row.values())] for row in table.rows)
             if only is None:
@@ -105,6 +106,9 @@ def _bullets(title: str, lines: Iterable[str], markdown: bool) -> str:
     return f"**{title}**\n\n{items}" if markdown else f"\n{title}\n{items}"
 
 
+_HEADER_PADDING = 2  # what tabulate adds to every column's name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
     """One column as text: its cells, and whether they are figures (right-aligned, never wrapped)."""
@@ -115,7 +119,8 @@ class _Column:
 
     @property
     def width(self) -> int:
-        return max(map(len, [*self.name.split("\n"), *self.cells]))
+        name = max(map(len, self.name.split("\n"))) + _HEADER_PADDING
+        return max([name, *map(len, self.cells)])
 
 
 def _columns(table: Table) -> list[_Column]:
@@ -123,7 +128,7 @@ def _columns(table: Table) -> list[_Column]:
 
 
 def _column(name: str, unit: str, values: Sequence[Value]) -> _Column:
-    figures = all(isinstance(value, (int, float)) or value is None for value in values)
+    figures = all(isinstance(value, (int, float, NoneType)) and not isinstance(value, bool) for value in values)
     return _Column(name=name, cells=tuple(_cell(value, unit) for value in values), figures=figures)
 
 
