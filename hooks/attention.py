@@ -28,6 +28,7 @@ from introspect.hooks.recorder import Recorder
 from introspect.hooks.shadow import Shadow
 
 NAME = "introspect"  # key of both interfaces
+UNKNOWN = -1  # pairs of a mask whose value depends on weights
 Geometry = tuple[Any, int, int, int, int]  # mask function, q and kv length, q and kv offset
 
 _library = torch.library.Library("introspect", "FRAGMENT")
@@ -74,13 +75,26 @@ def _compute(q: Any, k: Any, v: Any, mask: Any, bias: Any, sinks: Any, scale: An
     return out.to(q.dtype).transpose(1, 2).contiguous(), lse
 
 
-def _backward_shape(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, bias: Any, sinks: Any, *_: Any) -> Any:
+def _backward_shape(
+    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, bias: Any, sinks: Any, *_: Any
+) -> Any:
     grads = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
     return (*grads, *(None if t is None else torch.empty_like(t) for t in (bias, sinks)))
 
 
 def _backward_compute(
-    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, bias: Any, sinks: Any, scale: Any, softcap: Any, causal: Any
+    grad: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    mask: Any,
+    bias: Any,
+    sinks: Any,
+    scale: Any,
+    softcap: Any,
+    causal: Any,
 ) -> Any:
     # A kernel runs below autograd, so the derivative is written out: P = softmax(S), dS = P * (dP - sum(dP * P)).
     group_k, group_v = q.shape[1] // k.shape[1], q.shape[1] // v.shape[1]
@@ -151,11 +165,14 @@ class AttentionObserver:
         """Stand in for a mask function: one mask of batch 1, expanded (a batch of equal masks is stored once)."""
         function, sequences = options.get("mask_function", causal_mask_function), 1
         if (padding := options.get("attention_mask")) is not None:
-            padding = prepare_padding_mask(padding, kv_length, kv_offset)
-            function, sequences = and_masks(function, padding_mask_function(padding)), batch_size
-        counted = [self._count(function, b, q_length, kv_length, int(q_offset), kv_offset) for b in range(sequences)]
+            padded: Any = prepare_padding_mask(padding, kv_length, kv_offset)
+            function, sequences = and_masks(function, padding_mask_function(padded)), batch_size
+        counted = [self.count(function, b, q_length, kv_length, int(q_offset), kv_offset) for b in range(sequences)]
         facts = MaskFacts(
-            pairs=sum(f.pairs for f in counted) * batch_size // sequences, widest=max(f.widest for f in counted)
+            pairs=sum(f.pairs for f in counted) * batch_size // sequences,
+            widest=max(f.widest for f in counted),
+            rows=counted[0].rows,
+            keys=kv_length,
         )
         device = options.get("device", "cpu")
         geometry = (function, q_length, kv_length, int(q_offset), kv_offset)
@@ -167,7 +184,9 @@ class AttentionObserver:
         self._remember(mask, facts, geometry)
         return mask.expand(batch_size, 1, q_length, kv_length)
 
-    def additive_mask(self, batch_size: int, q_length: int, kv_length: int, *offsets: Any, **options: Any) -> torch.Tensor:
+    def additive_mask(
+        self, batch_size: int, q_length: int, kv_length: int, *offsets: Any, **options: Any
+    ) -> torch.Tensor:
         """The same mask as the numbers that eager attention adds to its scores."""
         visible = self.mask(batch_size, q_length, kv_length, *offsets, **options)
         dtype = options.get("dtype", torch.float32)
@@ -181,14 +200,17 @@ class AttentionObserver:
         key = self._recorder.storage(mask)
         self.facts[key], self.geometry[key] = facts, geometry
 
-    def _count(
+    def count(
         self, function: Any, sequence: int, q_length: int, kv_length: int, q_offset: int, kv_offset: int
     ) -> MaskFacts:
+        """What a mask function lets through for one sequence of the batch."""
+
         # Closures may hold meta tensors (Llama 4's left padding), so indices are meta tensors with values too.
         def evaluate(q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
             meta = [self._shadow.give(torch.empty_like(i, device="meta"), i) for i in (q + q_offset, kv + kv_offset)]
             batch, head = (
-                self._shadow.give(torch.empty((), dtype=torch.int64, device="meta"), torch.tensor(i)) for i in (sequence, 0)
+                self._shadow.give(torch.empty((), dtype=torch.int64, device="meta"), torch.tensor(i))
+                for i in (sequence, 0)
             )
             visible = function(batch, head, *meta)
             value = self._shadow.value(visible)
@@ -208,12 +230,14 @@ class AttentionObserver:
         """Stand in for an attention function. Returns ([B, S, H, Dv], None) as the interface asks."""
         is_causal = options.get("is_causal")
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        selected = options.get("indices")
         return (
             self.call(
                 query,
                 key,
                 value,
                 attention_mask,
+                selected=selected,
                 bias=options.get("position_bias"),
                 sinks=options.get("s_aux"),
                 scale=options.get("scaling"),
@@ -224,10 +248,27 @@ class AttentionObserver:
         )
 
     def call(
-        self, q: Any, k: Any, v: Any, mask: Any, *, bias: Any, sinks: Any, scale: Any, softcap: Any, causal: bool
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        mask: Any,
+        *,
+        bias: Any,
+        sinks: Any,
+        scale: Any,
+        softcap: Any,
+        causal: bool,
+        selected: Any = None,
     ) -> torch.Tensor:
-        """Call the op with the pairs that its mask lets through; [B, S, H, Dv]."""
+        """Call the op with the pairs that its mask lets through; [B, S, H, Dv].
+
+        `selected` [B, S, K]: the keys that sparse attention picked for each query, inside the mask.
+        """
         facts = self._visible(mask, q.shape[0], q.shape[2], k.shape[2], causal)
+        if selected is not None:
+            facts = _within_selection(facts, q.shape[0], selected.shape[-1])
+            mask = _masked_to(mask, selected, k.shape[2])
         out: torch.Tensor = torch.ops.introspect.attention(
             q,
             k,
@@ -253,14 +294,31 @@ class AttentionObserver:
         return MaskFacts(pairs=batch * (q_length * kv_length - hidden * (hidden - 1) // 2), widest=kv_length)
 
     def _from_value(self, mask: torch.Tensor, batch: int, q_length: int, kv_length: int) -> MaskFacts:
-        """A mask the model made itself: counted from its value, or taken as dense (recorded as an assumption)."""
+        """A mask the model made itself: counted from its value, or left open for derived_masks.py."""
         value = self._shadow.value(mask)
         if value is None or value.shape[-1] != kv_length:
-            self._shadow.assume("attention mask", "every pair visible")
-            return MaskFacts(pairs=batch * q_length * kv_length, widest=kv_length)
+            return MaskFacts(pairs=UNKNOWN, widest=kv_length)
         visible = value if value.dtype is torch.bool else value > torch.finfo(value.dtype).min / 2
         rows = visible.expand(batch, visible.shape[1], q_length, kv_length)[:, 0].sum(-1)
         return MaskFacts(pairs=int(rows.sum()), widest=int(rows.max()))
+
+
+def _within_selection(facts: MaskFacts, batch: int, selected: int) -> MaskFacts:
+    """Every query sees its selected keys, or all that the mask leaves it when those are fewer."""
+    if facts.rows is None:
+        return facts
+    pairs = batch * int(facts.rows.clamp(max=selected).sum())
+    return MaskFacts(pairs=pairs, widest=facts.widest, rows=facts.rows.clamp(max=selected), keys=facts.keys)
+
+
+def _masked_to(mask: Any, selected: torch.Tensor, keys: int) -> Any:
+    """The mask inside the selection; on meta its value does not matter and it stays as it is."""
+    if selected.device.type == "meta":
+        return mask
+    chosen = torch.zeros((*selected.shape[:2], keys), dtype=torch.bool).scatter(-1, selected.long(), True)[:, None]
+    if mask is None or mask.dtype is torch.bool:
+        return chosen if mask is None else mask & chosen
+    return torch.where(chosen, mask, torch.finfo(mask.dtype).min)
 
 
 def _real_mask(function: Any, q_length: int, kv_length: int, q_offset: int, kv_offset: int) -> torch.Tensor:
@@ -271,19 +329,23 @@ def _real_mask(function: Any, q_length: int, kv_length: int, q_offset: int, kv_o
 
 
 @contextmanager
-def attention_interface(observer: AttentionObserver) -> Iterator[None]:
+def attention_interface(observer: AttentionObserver, *, additive: bool) -> Iterator[None]:
     """Register the observer with transformers, class-wide (masks test the class mapping), and undo it on exit.
 
-    The mask functions of "sdpa" and "eager" are answered too: models outside the attention interface build their masks
-    through them, and a mask's pairs are known only where it is made.
+    "sdpa" is answered too: a model that does not declare the interface may still look its function up there, and the
+    function it would find packs the queries of a group into rows, where head counts are lost. So are the mask functions
+    of "sdpa" and "eager": models outside the interface build their masks through them, and a mask's pairs are known
+    only where it is made. `additive`: the model takes masks as numbers that are added to the scores; one that cannot
+    run torch's fused attention may compute with them (DeepSeek-V4 does).
     """
-    masks = AttentionMaskInterface._global_mapping
-    usual = dict(masks)
-    AttentionInterface.register(NAME, observer.attention)
-    masks.update({NAME: observer.mask, "sdpa": observer.mask, "eager": observer.additive_mask})
+    masks, functions = AttentionMaskInterface._global_mapping, AttentionInterface._global_mapping
+    usual, usual_functions = dict(masks), dict(functions)
+    functions.update({NAME: observer.attention, "sdpa": observer.attention})
+    own = observer.additive_mask if additive else observer.mask
+    masks.update({NAME: own, "sdpa": observer.mask, "eager": observer.additive_mask})
     try:
         yield
     finally:
-        AttentionInterface._global_mapping.pop(NAME, None)
-        masks.clear()
-        masks.update(usual)
+        for mapping, before in ((functions, usual_functions), (masks, usual)):
+            mapping.clear()
+            mapping.update(before)

@@ -26,6 +26,12 @@ class Held:
     layer_class: str
     name: str
     tensor: torch.Tensor
+    window: int | None = None
+
+    @property
+    def is_state(self) -> bool:
+        """Whether this is a recurrent or convolution state rather than rows of keys, values or indexer keys."""
+        return not self.name.removeprefix("cross.").startswith(("keys", "values", "indexer"))
 
 
 def held_tensors(cache: Any) -> list[Held]:
@@ -34,7 +40,8 @@ def held_tensors(cache: Any) -> list[Held]:
     for index, (prefix, layer) in enumerate(_layers(cache)):
         for name, tensor in _tensors(vars(layer) if hasattr(layer, "__dict__") else layer):
             if tensor.numel() and tensor.dim() > 0 and id(tensor) not in found:
-                found[id(tensor)] = Held(_number(cache, index), type(layer).__name__, prefix + name, tensor)
+                window = getattr(layer, "sliding_window", None)
+                found[id(tensor)] = Held(_number(cache, index), type(layer).__name__, prefix + name, tensor, window)
     return list(found.values())
 
 
@@ -48,7 +55,8 @@ def can_fill(cache: Any) -> bool:
 def fill(cache: Any, tokens: int) -> None:
     """Append `tokens` rows without values to every attention layer of the cache, through the layer's own update."""
     own = cache.self_attention_cache if isinstance(cache, cache_utils.EncoderDecoderCache) else cache
-    for layer in own.layers:
+    layers: list[Any] = own.layers
+    for layer in layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or keys.dim() != 4:
             continue

@@ -1,8 +1,9 @@
 """Attention written out as two batched products around a softmax: found in the graph and named like the fused op.
 
-Models outside transformers' attention interface (BLOOM, MPT, the BERT family, plain modules) multiply q by k, scale and
-mask the scores, take a softmax and multiply by v. Walking from each softmax backwards and forwards through ops that keep
-the scores' shape finds the two products. q and k are the first product's operands, whichever way they were transposed.
+Models outside transformers' attention interface (BLOOM, MPT, the BERT family, plain modules) multiply q by k, scale
+and mask the scores, take a softmax and multiply by v. Walking from each softmax backwards and forwards through ops
+that keep the scores' shape finds the two products. q and k are the first product's operands, whichever way they were
+transposed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def mark_eager_attention(
     """
     if not any(op.name in _SOFTMAX for op in ops):
         return ()
-    makers, readers = _links(ops, tensors)
+    makers, readers = links(ops, tensors)
     unknown: dict[str, None] = {}
     for position, op in enumerate(ops):
         if op.name not in _SOFTMAX or op.backward:
@@ -43,20 +44,37 @@ def mark_eager_attention(
         context, _ = _nearest_product(position, ops, readers)
         if scores is None or context is None or scores == context:
             continue
-        facts = _mask_facts([ops[p] for p in (position, *between)], tensors, masks)
-        if _mark(ops, tensors, scores, context, facts, batch) and facts is None:
+        path = [ops[p] for p in dict.fromkeys((position, *between))]
+        facts = _mask_facts(path, tensors, masks)
+        masked = facts is None and _is_masked(path, tensors, ops[scores])
+        if _mark(ops, tensors, scores, context, facts, batch) and masked:
             unknown[op.module] = None
     if not unknown:
         return ()
-    return (f"attention mask of {next(iter(unknown))} ({len(unknown)} modules) not readable: every pair counted visible",)
+    return (
+        f"attention mask of {next(iter(unknown))} ({len(unknown)} modules) not readable: every pair counted visible",
+    )
 
 
-def _links(ops: list[Op], tensors: tuple[Tensor, ...]) -> tuple[Links, Links]:
+def _is_masked(path: list[Op], tensors: tuple[Tensor, ...], scores: Op) -> bool:
+    """Whether something beside the scores themselves enters between the product and the softmax."""
+    own = {tensors[i].storage for op in (*path, scores) for i in op.outputs}
+    return any(
+        tensors[i].storage not in own and tensors[i].elements > 1 and tensors[i].role != "weight"
+        for op in path
+        for i in op.inputs
+    )
+
+
+def links(ops: list[Op], tensors: tuple[Tensor, ...]) -> tuple[Links, Links]:
     """For each op, the ops that made its inputs and the ops that read its outputs (by storage, last writer wins)."""
     producer: dict[int, int] = {}
     makers: Links = []
     readers: Links = [[] for _ in ops]
     for position, op in enumerate(ops):
+        if op.backward:
+            makers.append([])
+            continue
         sources = {producer[tensors[i].storage] for i in op.inputs if tensors[i].storage in producer}
         makers.append(sorted(sources))
         for source in sources:

@@ -1,8 +1,8 @@
 """Routed experts as grouped products whose rows per expert follow the run's routing policy.
 
 torch's own `_grouped_mm` refuses fp32 on meta and unaligned strides on the CPU, and a router's choice has no value on
-meta. So transformers' experts interface is answered here by the same steps (sort by expert, grouped up projection, gate,
-grouped down projection, weighted sum) around one op, `introspect::grouped_linear`, that carries the rows per expert.
+meta. So transformers' experts interface is answered here by the same steps (sort by expert, grouped up projection,
+gate, grouped down projection, weighted sum) around one op, `introspect::grouped_linear`, that carries the rows.
 
 Shapes: x [R, k] sorted by expert, w [E, n, k] (or [E, k, n] when transposed), rows of each expert -> [R, n].
 """
@@ -96,9 +96,7 @@ class ExpertsObserver:
         self._run = run
         self._layers: dict[int, int] = {}  # experts module -> how many came before: each layer draws its own routing
 
-    def experts(
-        self, module: nn.Module, hidden_states: Any, top_k_index: Any, top_k_weights: Any
-    ) -> torch.Tensor:
+    def experts(self, module: nn.Module, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> torch.Tensor:
         """Stand in for an experts function: hidden [T, d], indices and weights [T, k] -> [T, d]."""
         tokens, top_k = top_k_index.shape[0], top_k_index.shape[-1]
         m: Any = module
@@ -117,8 +115,8 @@ class ExpertsObserver:
         x = x * top_k_weights.reshape(-1)[order].unsqueeze(-1)
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(order.shape[0], device=order.device)
-        x = x[inverse].view(tokens, top_k, -1).sum(dim=1)
-        return x.to(hidden_states.dtype)
+        total: torch.Tensor = x[inverse].view(tokens, top_k, -1).sum(dim=1)
+        return total.to(hidden_states.dtype)
 
     def rows(self, module: nn.Module, expert_ids: Any, tokens: int, top_k: int, experts: int) -> list[int]:
         """Rows of each expert: from the indices' values where they have any (hash routing, a real CPU run; ids behind

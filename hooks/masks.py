@@ -12,9 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-Evaluate = Callable[[MaskFunction, torch.Tensor, torch.Tensor, int], torch.Tensor]
-
 WHOLE_CELLS = 1 << 20  # masks up to this many cells are evaluated whole (about a millisecond)
 SAMPLE_CELLS = 1 << 20  # cells of the rows that are checked in full
 BLOCK_CELLS = 1 << 24  # cells evaluated at a time when a mask is no interval per row
@@ -22,10 +19,13 @@ BLOCK_CELLS = 1 << 24  # cells evaluated at a time when a mask is no interval pe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskFacts:
-    """Pairs of one sequence and head, and the largest number of keys one query sees."""
+    """Pairs of all sequences counted, of one head; the largest number of keys one query sees; and, where it was
+    counted row by row, the keys each query of one sequence sees [S], out of how many."""
 
     pairs: int
     widest: int
+    rows: torch.Tensor | None = None
+    keys: int | None = None
 
 
 def count_pairs(
@@ -36,15 +36,18 @@ def count_pairs(
     if q_length * kv_length <= WHOLE_CELLS:
         rows = _whole(evaluate, q, kv).sum(dim=1)
     else:
-        rows = _by_interval(evaluate, q, kv_length)
-        if rows is None:
-            step = max(1, BLOCK_CELLS // kv_length)
-            rows = torch.cat([_whole(evaluate, block, kv).sum(dim=1) for block in q.split(step)])
-    return MaskFacts(pairs=int(rows.sum()), widest=int(rows.max()) if q_length else 0)
+        by_interval = _by_interval(evaluate, q, kv_length)
+        rows = _by_blocks(evaluate, q, kv) if by_interval is None else by_interval
+    return MaskFacts(pairs=int(rows.sum()), widest=int(rows.max()) if q_length else 0, rows=rows, keys=kv_length)
 
 
 def _whole(evaluate: Callable[..., torch.Tensor], q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
     return evaluate(q[:, None], kv[None, :]).expand(len(q), len(kv))
+
+
+def _by_blocks(evaluate: Callable[..., torch.Tensor], q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    step = max(1, BLOCK_CELLS // len(kv))
+    return torch.cat([_whole(evaluate, block, kv).sum(dim=1) for block in q.split(step)])
 
 
 def _by_interval(evaluate: Callable[..., torch.Tensor], q: torch.Tensor, kv_length: int) -> torch.Tensor | None:
@@ -63,7 +66,7 @@ def _by_interval(evaluate: Callable[..., torch.Tensor], q: torch.Tensor, kv_leng
 
 
 def _visible_key(evaluate: Callable[..., torch.Tensor], q: torch.Tensor, kv_length: int) -> torch.Tensor | None:
-    """One visible key per row: on the diagonal that ends at the last key, the first or the last key; None if a row has none."""
+    """One visible key per row (the diagonal that ends at the last key, the first, the last); None if a row has none."""
     diagonal = (q + (kv_length - len(q))).clamp(0, kv_length - 1)
     seed = torch.full_like(q, -1)
     for candidate in (diagonal, torch.zeros_like(q), torch.full_like(q, kv_length - 1)):
@@ -73,7 +76,12 @@ def _visible_key(evaluate: Callable[..., torch.Tensor], q: torch.Tensor, kv_leng
 
 
 def _edge(
-    evaluate: Callable[..., torch.Tensor], q: torch.Tensor, inside: torch.Tensor, limit: torch.Tensor, *, towards_first: bool
+    evaluate: Callable[..., torch.Tensor],
+    q: torch.Tensor,
+    inside: torch.Tensor,
+    limit: torch.Tensor,
+    *,
+    towards_first: bool,
 ) -> torch.Tensor:
     """The outermost visible key between `inside` (visible) and `limit`, by bisection in every row at once."""
     reached = evaluate(q, limit).expand(len(q))

@@ -16,13 +16,14 @@ def _declare(kind: str, names: str) -> None:
 
 
 # Names are those of the op's packet (aten.<name>), whatever the overload; in-place forms lose their underscore.
-_declare("layout", "_unsafe_view _reshape_alias detach alias lift lift_fresh lift_fresh_copy view_as_real view_as_complex "
-         "resize set_ conj sym_size sym_stride is_same_size resolve_conj resolve_neg record_stream")  # fmt: skip
+_declare("layout", "_unsafe_view _reshape_alias detach alias lift lift_fresh lift_fresh_copy view_as_real "
+         "view_as_complex resize set_ conj sym_size sym_stride is_same_size resolve_conj resolve_neg "
+         "record_stream")  # fmt: skip
 _declare("copy", "clone copy cat stack roll flip constant_pad_nd pad reflection_pad1d replication_pad1d repeat "
          "repeat_interleave fill zero _copy_from tril triu slice_scatter select_scatter slice_backward select_backward "
-         "diag_embed expand_copy view_copy im2col col2im unfold_backward as_strided_scatter channel_shuffle pixel_shuffle "
-         "pixel_unshuffle native_channel_shuffle split_with_sizes_copy constant_pad_nd_backward _unsafe_masked_index "
-         "diagonal_scatter contiguous")  # fmt: skip
+         "diag_embed expand_copy view_copy im2col col2im unfold_backward as_strided_scatter channel_shuffle "
+         "pixel_shuffle pixel_unshuffle native_channel_shuffle split_with_sizes_copy constant_pad_nd_backward "
+         "_unsafe_masked_index diagonal_scatter contiguous")  # fmt: skip
 _declare("lookup", "embedding embedding_renorm _embedding_bag")
 _declare("gather", "gather index index_select masked_select take take_along_dim nonzero nonzero_static argwhere "
          "embedding_dense_backward _unsafe_index")  # fmt: skip
@@ -49,7 +50,9 @@ _declare("random", "bernoulli native_dropout native_dropout_backward rand rand_l
 _declare("factory", "arange linspace zeros zeros_like ones ones_like full full_like empty empty_like empty_strided "
          "new_empty new_empty_strided new_zeros new_ones new_full scalar_tensor eye tril_indices triu_indices one_hot "
          "empty_permuted logspace hann_window _efficientzerotensor")  # fmt: skip
-_declare("scalar", "_local_scalar_dense item is_nonzero _is_all_true _assert_async _assert_scalar _assert_tensor_metadata")
+_declare(
+    "scalar", "_local_scalar_dense item is_nonzero _is_all_true _assert_async _assert_scalar _assert_tensor_metadata"
+)
 _declare("loss", "nll_loss_forward nll_loss_backward nll_loss nll_loss2d_forward mse_loss mse_loss_backward "
          "binary_cross_entropy binary_cross_entropy_with_logits smooth_l1_loss")  # fmt: skip
 _declare("pooling", "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d "
@@ -57,7 +60,7 @@ _declare("pooling", "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d ada
          "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_bicubic2d_aa upsample_nearest1d "
          "upsample_linear1d max_pool3d_with_indices grid_sampler_2d _upsample_bilinear2d_aa upsample_nearest3d "
          "adaptive_avg_pool2d")  # fmt: skip
-_declare("elementwise", "complex polar angle where clamp masked_fill _to_copy addcmul addcdiv lerp frac erfinv")
+_declare("elementwise", "complex polar where floor_divide masked_fill _weight_norm_interface")
 
 _CASTS = ("_to_copy", "to")
 _POINTWISE = torch.Tag.pointwise

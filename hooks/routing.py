@@ -14,7 +14,7 @@ BLOCK_TOKENS = 1 << 14
 
 
 def rows_per_expert(policy: str, tokens: int, top_k: int, experts: int, seed: int) -> list[int]:
-    """Rows of each of `experts` experts for `tokens` tokens that each pick `top_k` different ones; sum = tokens*top_k."""
+    """Rows of each of `experts` experts for `tokens` tokens that pick `top_k` different ones each."""
     if policy == "balanced":
         share, extra = divmod(tokens * top_k, experts)
         return [share + (expert < extra) for expert in range(experts)]

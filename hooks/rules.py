@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from introspect.hooks.recorder import RawOp
-from introspect.records import AttentionCall, Gemm
+from introspect.records import AttentionCall, Gemm, GemmKind
 
 Shape = tuple[int, ...]
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ def products(raw: RawOp, views: list[Any]) -> tuple[Gemm, ...]:
 
 
 def _product(call: Call, a: int, b: int, batch: int, m: int, k: int, n: int) -> Gemm:
-    kind = "linear" if batch == 1 else "einsum"
+    kind: GemmKind = "linear" if batch == 1 else "einsum"
     return Gemm(kind=kind, batch=batch, m=m, k=k, n=n, lhs=call.ins[a], rhs=call.ins[b], out=call.outs[0])
 
 
@@ -131,6 +131,15 @@ def dot(call: Call) -> Iterator[Gemm]:
     yield _product(call, 0, 1, 1, 1, call.shapes[0][0], 1)
 
 
+@rule("aten.linalg_solve_triangular.default")
+def solve_triangular(call: Call) -> Iterator[Gemm]:
+    """A triangular system [k, k] with n right-hand sides: k*k*n FLOPs, half of the square product's."""
+    (*lead, k, _), (*_, n) = call.shapes[0], call.shapes[1]
+    yield Gemm(
+        kind="einsum", batch=prod(lead), m=k, k=-(-k // 2), n=n, lhs=call.ins[0], rhs=call.ins[1], out=call.outs[0]
+    )
+
+
 @rule("aten._grouped_mm.default", "aten._scaled_grouped_mm.default")
 def grouped_mm(call: Call) -> Iterator[Gemm]:
     """[R, k] x [E, k, n] by offsets. Without the offsets' values every row counts and every expert may have some."""
@@ -185,7 +194,7 @@ def attention_backward(call: Call) -> Iterator[Gemm]:
     batch, heads, length, width = call.shapes[1]
     keys, value_width = call.shapes[2][2], call.shapes[3][3]
     grad, q, k, v = call.ins[:4]
-    rows = (
+    rows: tuple[tuple[GemmKind, int, int, int, int | None, int, int | None], ...] = (
         ("attention_qk", length, width, keys, q, k, None),
         ("attention_pv", keys, length, value_width, None, grad, call.outs[2]),
         ("attention_pv", length, value_width, keys, grad, v, None),
@@ -193,9 +202,7 @@ def attention_backward(call: Call) -> Iterator[Gemm]:
         ("attention_qk", keys, length, width, None, q, call.outs[1]),
     )
     for kind, m, inner, n, lhs, rhs, out in rows:
-        yield Gemm(
-            kind=kind, batch=batch * heads, m=m, k=inner, n=n, lhs=lhs, rhs=rhs, out=out, direction="dx"
-        )  # type: ignore[arg-type]  # kind is one of the two literals above
+        yield Gemm(kind=kind, batch=batch * heads, m=m, k=inner, n=n, lhs=lhs, rhs=rhs, out=out, direction="dx")
 
 
 @rule(
@@ -233,10 +240,19 @@ def convolution_backward(call: Call) -> Iterator[Gemm]:
     forward = _convolution(x, w, grad, transposed, groups, call.ins[1:3], call.outs)
     outs = iter(call.outs)
     if mask[0]:
-        yield replace(forward, direction="dx", k=forward.n, n=forward.k, lhs=call.ins[0], rhs=call.ins[2], out=next(outs))
+        yield replace(
+            forward, direction="dx", k=forward.n, n=forward.k, lhs=call.ins[0], rhs=call.ins[2], out=next(outs)
+        )
     if mask[1]:
         yield replace(
-            forward, direction="dw", m=forward.n, k=forward.m, n=forward.k, lhs=call.ins[0], rhs=call.ins[1], out=next(outs)
+            forward,
+            direction="dw",
+            m=forward.n,
+            k=forward.m,
+            n=forward.k,
+            lhs=call.ins[0],
+            rhs=call.ins[1],
+            out=next(outs),
         )
 
 

@@ -1,4 +1,4 @@
-"""One instrumented run: everything that is hooked, registered or switched for it, put back afterwards, also on error."""
+"""One instrumented run: all that is hooked, registered or switched for it is put back afterwards, also on error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def session(model: nn.Module, run: RunShape, budget: int | None = None) -> Itera
         recorder.storage(tensor)
     with ExitStack() as undo:
         undo.enter_context(_without_gc())
-        undo.enter_context(attention_interface(attention))
+        additive = any(getattr(module, "_supports_sdpa", True) is False for module in model.modules())
+        undo.enter_context(attention_interface(attention, additive=additive))
         undo.enter_context(experts_interface(ExpertsObserver(shadow, run)))
         undo.enter_context(_implementations(model))
         undo.enter_context(stack.watching(model))
