@@ -187,9 +187,7 @@ class TestPaths:
             f"--revision: got 'main', expected no revision: {path} is a path, and only Hub models have any"
         )
 
-    @pytest.mark.parametrize(
-        "model", ["./nothing", "/nowhere/config.json", "a/b/c", "a b", "", "a\0b", "../x", "x" * 300]
-    )
+    @pytest.mark.parametrize("model", ["./nothing", "/nowhere/config.json", "a/b/c", "a b", "", "a\0b", "../x"])
     def test_a_path_that_is_not_there(self, model):
         message = refusal(ModelNotFoundError, model)
         assert "no such file or folder, and not a Hub id; expected a config.json, a folder with one" in message
@@ -361,7 +359,7 @@ class TestHub:
         assert "offline; drop --offline (and HF_HUB_OFFLINE) to ask the Hub" in message
         assert hub.asked == []
 
-    @pytest.mark.parametrize("model", ["org/a--b", "org/a..b", "org/model.git"])
+    @pytest.mark.parametrize("model", ["org/a--b", "org/a..b", "org/model.git", "x" * 300])
     def test_names_the_hub_does_not_allow(self, hub, model):
         assert "not a Hub id" in refusal(ModelNotFoundError, model)
 
