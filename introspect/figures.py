@@ -1,7 +1,7 @@
 """Figures as values, and the only place that draws: analyzers describe panels, `save_figures` writes svg or png.
 
-matplotlib (the `plot` extra) is imported only when a file is really drawn. Colours are Okabe and Ito's, told apart under
-every common colour blindness; each also has its own marker, so that grey paper is enough.
+matplotlib (the `plot` extra) is imported only when a file is really drawn. Colours are Okabe and Ito's, which every
+common colour blindness tells apart; each also has its own marker, so that grey paper is enough.
 """
 
 from __future__ import annotations
@@ -22,28 +22,33 @@ if TYPE_CHECKING:
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _COLUMNS = 2
-_PANEL_INCHES = (6.4, 4.2)
+_LONG_TICK = 12  # characters from which tick labels are slanted
+_PANEL_INCHES = (7.2, 3.8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points or a line of one panel. Series of one `color` (0-6) belong together; an empty label has no legend entry."""
+    """Marks or a line of one panel. Series of one `color` (0-6) belong together; an empty label has no legend entry.
+
+    "bars" are short level strokes, a line for axes whose x is no quantity.
+    """
 
     label: str
     color: int
     xy: tuple[tuple[float, float], ...]
-    style: Literal["points", "line", "dashed"] = "line"
+    style: Literal["points", "bars", "line", "dashed"] = "line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes. Labels carry the units. `ticks`: names of x = 0, 1, 2 ... where x is no quantity."""
+    """One pair of axes. Labels carry the units. `log_x`: base of a logarithmic x axis, None for a linear one.
+    `ticks`: names of x = 0, 1, 2 ... where x is no quantity."""
 
     title: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
-    log_x: bool = False
+    log_x: Literal[2, 10] | None = None
     log_y: bool = False
     ticks: tuple[str, ...] = ()
 
@@ -80,6 +85,7 @@ def save_figures(figures: Sequence[Figure], path: str) -> None:
     # A fixed salt and no date: the same figure is the same file.
     with matplotlib.rc_context({"svg.hashsalt": "introspect", "font.size": 9}):
         canvas = Canvas(figsize=(columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained")
+        canvas.get_layout_engine().set(h_pad=0.12)
         axes = canvas.subplots(rows, columns, squeeze=False).flatten()
         for panel, ax in zip(panels, axes, strict=False):
             _draw(panel, ax)
@@ -94,26 +100,33 @@ def save_figures(figures: Sequence[Figure], path: str) -> None:
 
 def _draw(panel: Panel, ax: Axes) -> None:
     for series in panel.series:
-        marker, line = (_MARKERS[series.color], "none") if series.style == "points" else ("", "-")
+        marker, size, line = {
+            "points": (_MARKERS[series.color], 5.5, "none"),
+            "bars": ("_", 20, "none"),
+            "line": ("", 0, "-"),
+            "dashed": ("", 0, "--"),
+        }[series.style]
         ax.plot(
             [x for x, _ in series.xy],
             [y for _, y in series.xy],
             color=_COLORS[series.color],
             marker=marker,
-            linestyle="--" if series.style == "dashed" else line,
+            markersize=size,
+            linestyle=line,
             linewidth=1.2,
-            markersize=5.5,
             label=series.label or None,
         )
     ax.set_title(panel.title, fontsize=10)
     ax.set_xlabel(panel.x_label)
     ax.set_ylabel(panel.y_label)
     if panel.log_x:
-        ax.set_xscale("log", base=2)
+        ax.set_xscale("log", base=panel.log_x)
     if panel.log_y:
         ax.set_yscale("log")
     if panel.ticks:
-        ax.set_xticks(range(len(panel.ticks)), panel.ticks)
+        long = any(len(tick) > _LONG_TICK for tick in panel.ticks)
+        ax.set_xticks(range(len(panel.ticks)), panel.ticks, **({"rotation": 20, "ha": "right"} if long else {}))
+        ax.set_xlim(-0.5, len(panel.ticks) - 0.5)
     ax.grid(visible=True, which="major", linewidth=0.4, alpha=0.6)
     if any(series.label for series in panel.series):
-        ax.legend(fontsize=7.5, framealpha=0.85)
+        ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))  # beside the axes: it can hide nothing

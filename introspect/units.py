@@ -77,7 +77,7 @@ def number_text(value: float, unit: str) -> str:
         return _with_prefix(value, unit)
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _with_prefix(value: float, unit: str) -> str:
