@@ -9,13 +9,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from introspect.hooks.derived_masks import resolve_masks
 from introspect.hooks.dtypes import dtype_name
 from introspect.hooks.eager_attention import mark_eager_attention
+from introspect.hooks.gradients import mark_gradients
 from introspect.hooks.masks import MaskFacts
 from introspect.hooks.op_kinds import op_kind
 from introspect.hooks.recorder import RawOp, Recorder, View
 from introspect.hooks.rules import attention_call, products
-from introspect.records import ExpertCall, Gemm, Op, Parameter, Role, Tensor, Unclassified
+from introspect.hooks.session import Session
+from introspect.hooks.step import Step
+from introspect.records import ExpertCall, Gemm, Op, Parameter, Role, RunShape, Tensor, Unclassified
 
 _MOVES = ("layout", "factory")  # kinds that read no value of their operands
 
@@ -31,8 +35,26 @@ class Graph:
     assumptions: tuple[str, ...]
 
 
+def assembled(observed: Session, model: nn.Module, step: Step, run: RunShape) -> Graph:
+    """The graph of a finished run."""
+    held = (*step.before, *step.after)
+    return assemble(
+        observed.recorder,
+        model,
+        {observed.recorder.storage(h.tensor) for h in held},
+        {observed.recorder.storage(h.tensor) for h in held if h.is_state},
+        observed.attention.facts,
+        run.batch,
+    )
+
+
 def assemble(
-    recorder: Recorder, model: nn.Module, cache_storages: set[int], masks: Mapping[int, MaskFacts], batch: int
+    recorder: Recorder,
+    model: nn.Module,
+    cache_storages: set[int],
+    states: set[int],
+    masks: Mapping[int, MaskFacts],
+    batch: int,
 ) -> Graph:
     """Turn the recorder's entries into frozen ops over a tensor table.
 
@@ -40,6 +62,7 @@ def assemble(
         recorder: a finished recording.
         model: the module that ran; its parameters and buffers give the weight and constant roles.
         cache_storages: storages that the cache object held before or after the step.
+        states: those of them that hold a recurrent state, not keys and values.
         masks: what each attention mask lets through, by storage.
         batch: sequences of the run.
     """
@@ -47,7 +70,13 @@ def assemble(
     tensors = tuple(_tensor(view, owners, cache_storages) for view in recorder.views)
     kinds: dict[torch._ops.OpOverload, str] = {}
     ops = [_op(raw, recorder, tensors, kinds, cache_storages) for raw in recorder.ops]
-    assumptions = mark_eager_attention(ops, tensors, masks, batch)
+    sources = [raw.source for raw in recorder.ops]
+    running = [op for op, source in zip(ops, sources, strict=True) if source is None]  # all but gradients
+    assumptions = (*resolve_masks(running, tensors, masks), *mark_eager_attention(running, tensors, masks, batch))
+    mark_scans(running, tensors, states)
+    marked = iter(running)
+    ops = [next(marked) if source is None else op for op, source in zip(ops, sources, strict=True)]
+    mark_gradients(ops, sources, tensors)
     touched = {
         tensors[i].storage for op in ops if op.kind not in _MOVES for i in op.inputs if tensors[i].parameter is not None
     }
@@ -135,6 +164,19 @@ def _is_outer(gemms: tuple[Gemm, ...], tensors: tuple[Tensor, ...]) -> bool:
         g.k == 1 and g.kind in ("linear", "einsum") and not any(_is_weight(i, tensors) for i in (g.lhs, g.rhs))
         for g in gemms
     )
+
+
+def mark_scans(ops: list[Op], tensors: tuple[Tensor, ...], states: set[int]) -> None:
+    """Name the products of activations in a module that reads or writes a recurrent state: steps of a scan."""
+    scanning = {op.module for op in ops for i in (*op.inputs, *op.outputs) if tensors[i].storage in states}
+    for position, op in enumerate(ops):
+        if op.module in scanning and any(_is_state_product(g, tensors) for g in op.gemms):
+            gemms = tuple(replace(g, kind="scan") if _is_state_product(g, tensors) else g for g in op.gemms)
+            ops[position] = replace(op, gemms=gemms)
+
+
+def _is_state_product(gemm: Gemm, tensors: tuple[Tensor, ...]) -> bool:
+    return gemm.kind == "einsum" and not any(_is_weight(i, tensors) for i in (gemm.lhs, gemm.rhs))
 
 
 def _is_weight(index: int | None, tensors: tuple[Tensor, ...]) -> bool:

@@ -38,7 +38,7 @@ def mark_eager_attention(
     makers, readers = links(ops, tensors)
     unknown: dict[str, None] = {}
     for position, op in enumerate(ops):
-        if op.name not in _SOFTMAX or op.backward:
+        if op.name not in _SOFTMAX:
             continue
         scores, between = _nearest_product(position, ops, makers)
         context, _ = _nearest_product(position, ops, readers)
@@ -72,9 +72,6 @@ def links(ops: list[Op], tensors: tuple[Tensor, ...]) -> tuple[Links, Links]:
     makers: Links = []
     readers: Links = [[] for _ in ops]
     for position, op in enumerate(ops):
-        if op.backward:
-            makers.append([])
-            continue
         sources = {producer[tensors[i].storage] for i in op.inputs if tensors[i].storage in producer}
         makers.append(sorted(sources))
         for source in sources:

@@ -45,6 +45,16 @@ class ModuleStack:
                 handle.remove()
             del self._frames[1:]
 
+    @contextmanager
+    def inside(self, path: str) -> Iterator[None]:
+        """Count what runs as the module's own although no hook fires: a layer that is recomputed."""
+        depth = len(self._frames)
+        self._frames.append(Frame(path))
+        try:
+            yield
+        finally:
+            del self._frames[depth:]
+
     def _enter(self, path: str) -> Any:
         frames = self._frames
 

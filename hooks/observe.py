@@ -8,13 +8,16 @@ import torch
 import transformers
 from torch import nn
 
-from introspect.hooks.assemble import Graph, assemble
+from introspect.hooks.assemble import Graph, assembled
 from introspect.hooks.caches import Held
 from introspect.hooks.dtypes import dtype_name
+from introspect.hooks.recorder import ScanDetected
 from introspect.hooks.rope import gather_rope
-from introspect.hooks.run import Step, run_inputs, run_step
+from introspect.hooks.run import run_step
+from introspect.hooks.scans import SCAN_BUDGET, observe_scan
 from introspect.hooks.session import Session, session
-from introspect.records import CacheTensor, ModelIdentity, RunShape, Trace
+from introspect.hooks.step import Step
+from introspect.records import CacheTensor, ModelIdentity, Op, Repeat, RunShape, Trace
 from introspect.table import VERSION
 
 
@@ -34,17 +37,42 @@ def observe(
         inputs: keyword inputs of a module that is no language model.
         assumptions: what building the model took for granted.
     """
-    with session(model, run) as observed:
-        step = run_inputs(observed, model, inputs) if inputs is not None else run_step(observed, model, run)
-    return _trace(observed, model, identity, run, step, assumptions)
+    if inputs is None and run.seq > SCAN_BUDGET // 10:  # shorter prompts cannot exceed the budget by much
+        try:
+            return _observe(model, identity, run, inputs, assumptions, SCAN_BUDGET)
+        except ScanDetected as scan:
+            scanned = observe_scan(model, run, scan.path)
+            if scanned is not None:
+                return _trace(
+                    scanned.observed, model, identity, run, scanned.step, assumptions, scanned.graph, scanned.nodes
+                )
+    return _observe(model, identity, run, inputs, assumptions, None)
+
+
+def _observe(
+    model: nn.Module,
+    identity: ModelIdentity,
+    run: RunShape,
+    inputs: dict[str, Any] | None,
+    assumptions: tuple[str, ...],
+    budget: int | None,
+) -> Trace:
+    with session(model, run, budget) as observed:
+        step = run_step(observed, model, run, inputs)
+    graph = assembled(observed, model, step, run)
+    return _trace(observed, model, identity, run, step, assumptions, graph, graph.ops)
 
 
 def _trace(
-    observed: Session, model: nn.Module, identity: ModelIdentity, run: RunShape, step: Step, assumptions: tuple[str, ...]
+    observed: Session,
+    model: nn.Module,
+    identity: ModelIdentity,
+    run: RunShape,
+    step: Step,
+    assumptions: tuple[str, ...],
+    graph: Graph,
+    ops: tuple[Op | Repeat, ...],
 ) -> Trace:
-    recorder = observed.recorder
-    storages = {recorder.storage(held.tensor) for held in (*step.before, *step.after)}
-    graph: Graph = assemble(recorder, model, storages, observed.attention.facts, run.batch)
     dtype = dtype_name(getattr(model, "dtype", None) or next(iter(model.parameters())).dtype)
     return Trace(
         model=identity,
@@ -53,8 +81,10 @@ def _trace(
         modules={path: type(module).__name__ for path, module in model.named_modules()},
         parameters=graph.parameters,
         tensors=graph.tensors,
-        ops=graph.ops,
+        ops=ops,
         cache=_cache(observed, step),
+        saved_bytes=step.saved_bytes,
+        recomputed_bytes=step.recomputed_bytes,
         rope=gather_rope(model, run.context + run.seq),
         decisions=tuple(observed.shadow.decisions),
         assumptions=(*assumptions, *step.assumptions, *graph.assumptions),
@@ -83,6 +113,7 @@ def _cache(observed: Session, step: Step) -> tuple[CacheTensor, ...]:
                 shape_before=None if old is None else tuple(old.tensor.shape),
                 shape_after=None if new is None else tuple(new.tensor.shape),
                 storage=observed.recorder.storage(held.tensor),
+                window=held.window,
             )
         )
     return tuple(found)

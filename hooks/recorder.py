@@ -7,13 +7,16 @@ Every tensor it saw is kept alive until the run ends, so a storage's address nev
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from introspect.hooks.gradients import Origins
 from introspect.hooks.modules import ModuleStack
 from introspect.hooks.shadow import Shadow
+
+Stage = Literal["inference", "forward", "backward", "recompute"]
 
 
 @dataclass(slots=True)
@@ -29,7 +32,10 @@ class View:
 
 @dataclass(slots=True)
 class RawOp:
-    """One dispatched call. `args` keeps the call's own arguments for the cost rules; ins and outs index `views`."""
+    """One dispatched call. `args` keeps the call's own arguments for the cost rules; ins and outs index `views`.
+
+    `source`: position in `Recorder.ops` of the forward op whose gradient this one computes; its module is that op's.
+    """
 
     func: torch._ops.OpOverload
     module: str
@@ -38,21 +44,30 @@ class RawOp:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     backward: bool
+    source: int | None = None
 
 
 class ScanDetected(Exception):
     """One module call ran more ops than any layer without a loop over tokens or chunks does."""
 
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"{path or 'the root module'} runs a loop over tokens or chunks")
+
 
 class Recorder(TorchDispatchMode):
-    """Record ops while active. `budget` bounds the ops one module call may run itself (None: unbounded)."""
+    """Record ops while active. `budget` bounds the ops one module call may run itself (None: unbounded).
+
+    `stage` is set by a training step: its forward, its backward, and a layer recomputed during the backward.
+    """
 
     def __init__(self, stack: ModuleStack, shadow: Shadow, budget: int | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own signature has no annotations
         self.ops: list[RawOp] = []
         self.views: list[View] = []
         self.paused = False
-        self.backward = False
+        self.stage: Stage = "inference"
+        self._origins = Origins()
         self._stack = stack
         self._shadow = shadow
         self._budget = budget
@@ -67,14 +82,23 @@ class Recorder(TorchDispatchMode):
             return self._shadow.run(func, args, kwargs)
         out = self._shadow.run(func, args, kwargs)
         frame = self._stack.top
-        if self._budget is not None:
+        if self._budget is not None and self.stage != "backward":
             frame.ops += 1
             if frame.ops > self._budget:
                 raise ScanDetected(frame.path)
         ins = tuple([self.view(t) for t in tensors_in(args)] + [self.view(t) for t in tensors_in(kwargs.values())])
         outs = tuple(self.view(t) for t in tensors_in((out,)))
-        self.ops.append(RawOp(func, frame.path, ins, outs, args, kwargs, self.backward))
+        self.ops.append(self._entry(func, frame.path, ins, outs, args, kwargs))
         return out
+
+    def _entry(self, func: Any, path: str, ins: Any, outs: Any, args: Any, kwargs: Any) -> RawOp:
+        if self.stage == "forward":
+            self._origins.note(len(self.ops))
+        if self.stage != "backward":
+            return RawOp(func, path, ins, outs, args, kwargs, self.stage == "recompute")
+        source = self._origins.current()
+        path = self.ops[-1 if source is None else source].module  # sums of gradients run between nodes
+        return RawOp(func, path, ins, outs, args, kwargs, True, source)
 
     def view(self, tensor: torch.Tensor) -> int:
         """Index of this tensor's view in `views`; equal views of one storage share an index."""
@@ -84,11 +108,12 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         number = self._storages.setdefault(storage._cdata, len(self._storages))
         shape = tuple(tensor.shape)
-        key = (number, tensor.storage_offset(), shape, tensor.stride(), tensor.dtype)
+        offset = int(tensor.storage_offset())
+        key = (number, offset, shape, tensor.stride(), tensor.dtype)
         index = self._view_of.get(key)
         if index is None:
             index = self._view_of[key] = len(self.views)
-            self.views.append(View(number, key[1], shape, tensor.dtype, storage.nbytes()))
+            self.views.append(View(number, offset, shape, tensor.dtype, storage.nbytes()))
         self._seen[id(tensor)] = (tensor, index)
         return index
 

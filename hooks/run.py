@@ -3,8 +3,6 @@ another kind is run with the inputs its user gives."""
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,24 +11,21 @@ from torch import nn
 from introspect.hooks import caches
 from introspect.hooks.caches import Held
 from introspect.hooks.session import Session
+from introspect.hooks.step import Step, accepted_inputs, ids_name, placed, token_ids
+from introspect.hooks.training import train_step
 from introspect.records import RunShape
 
 # Names under which model classes take and return their cache.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state", "mems")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What a run leaves beside the recorded ops: the cache before and after, and what was taken for granted."""
-
-    before: tuple[Held, ...] = ()
-    after: tuple[Held, ...] = ()
-    assumptions: tuple[str, ...] = ()
-
-
-def run_step(session: Session, model: nn.Module, run: RunShape) -> Step:
-    """Run one inference step of a language model: `seq` new tokens on `context` cached ones."""
-    accepted = _parameters(model)
+def run_step(session: Session, model: nn.Module, run: RunShape, inputs: dict[str, Any] | None = None) -> Step:
+    """Run one step of a language model, `seq` new tokens on `context` cached ones, or of any module on its `inputs`."""
+    if run.phase == "train":
+        return train_step(session, model, run, inputs)
+    if inputs is not None:
+        return _run_inputs(session, model, inputs)
+    accepted = accepted_inputs(model)
     if run.context == 0:
         return _step(session, model, run, accepted, None, ())
     with session.unrecorded(), torch.no_grad():
@@ -46,10 +41,22 @@ def run_step(session: Session, model: nn.Module, run: RunShape) -> Step:
     return _step(session, model, run, accepted, cache, tuple(caches.held_tensors(cache)), name)
 
 
-def run_inputs(session: Session, model: nn.Module, inputs: dict[str, Any]) -> Step:
+def cache_after(session: Session, model: nn.Module, run: RunShape) -> tuple[Held, ...] | None:
+    """What the cache holds after `context + seq` tokens, by filling it; None when it cannot be filled."""
+    accepted = accepted_inputs(model)
+    short = run.with_(seq=min(run.context + run.seq, caches.SHORT_PREFILL), context=0)
+    with session.unrecorded(), torch.no_grad():
+        _, cache = _cache_of(_forward(session, model, short, accepted, short.seq, None))
+        if not caches.can_fill(cache):
+            return None
+        caches.fill(cache, run.context + run.seq - short.seq)
+    return tuple(caches.held_tensors(cache))
+
+
+def _run_inputs(session: Session, model: nn.Module, inputs: dict[str, Any]) -> Step:
     """Run any module once with the given inputs (moved to meta with their values kept when the module is there)."""
     with torch.no_grad():
-        output = model(**{name: _placed(session, value, model) for name, value in inputs.items()})
+        output = model(**{name: placed(session, value, model) for name, value in inputs.items()})
     _, cache = _cache_of(output)
     return Step(after=tuple(caches.held_tensors(cache)))
 
@@ -80,7 +87,7 @@ def _step(
         output = _forward(session, model, run, accepted, run.seq, cache, name)
     _, after = _cache_of(output)
     after = cache if after is None else after
-    notes = ()
+    notes: tuple[str, ...] = ()
     if run.logits == "last" and "logits_to_keep" not in accepted:
         notes = (f"{type(model).__name__} has no logits_to_keep: the head ran on every position",)
     return Step(before=before, after=tuple(caches.held_tensors(after)), assumptions=notes)
@@ -89,7 +96,7 @@ def _step(
 def _forward(
     session: Session, model: nn.Module, run: RunShape, accepted: set[str], tokens: int, cache: Any, name: str = "cache"
 ) -> Any:
-    inputs: dict[str, Any] = {_ids_name(accepted): token_ids(session, model, run.batch, tokens)}
+    inputs: dict[str, Any] = {ids_name(accepted): token_ids(session, model, run.batch, tokens)}
     if "use_cache" in accepted:
         inputs["use_cache"] = True
     if run.logits == "last" and "logits_to_keep" in accepted:
@@ -99,14 +106,6 @@ def _forward(
     return model(**inputs)
 
 
-def _ids_name(accepted: set[str]) -> str:
-    return "input_ids" if "input_ids" in accepted or "decoder_input_ids" not in accepted else "decoder_input_ids"
-
-
-def _parameters(model: nn.Module) -> set[str]:
-    return set(inspect.signature(model.forward).parameters)
-
-
 def _cache_of(output: Any) -> tuple[str, Any]:
     """The cache in a model's output and the name it is passed under."""
     for name in CACHE_NAMES:
@@ -114,40 +113,3 @@ def _cache_of(output: Any) -> tuple[str, Any]:
         if value is not None:
             return name, value
     return "cache", None
-
-
-def token_ids(session: Session, model: nn.Module, batch: int, tokens: int) -> torch.Tensor:
-    """Token ids [batch, tokens] on the model's device, with values: plain tokens, none of the config's special ones."""
-    config = getattr(model, "config", None)
-    vocabulary, special = _vocabulary(config)
-    device = next(iter(model.parameters())).device
-
-    def values() -> torch.Tensor:
-        plain = torch.tensor([i for i in range(vocabulary) if i not in special][:4096] or [0])
-        return plain[(torch.arange(batch * tokens) * 769 + 11) % len(plain)].view(batch, tokens)
-
-    if device.type != "meta":
-        return values().to(device)
-    return session.shadow.give_later(torch.empty((batch, tokens), dtype=torch.int64, device="meta"), values)
-
-
-def _vocabulary(config: Any) -> tuple[int, set[int]]:
-    """Vocabulary size and the ids with a meaning of their own (padding, images, ...), wherever the config keeps them."""
-    size, special = 0, set()
-    pending = [config.to_dict()] if config is not None and hasattr(config, "to_dict") else []
-    for fields in pending:
-        for name, value in fields.items():
-            if isinstance(value, dict):
-                pending.append(value)
-            elif name == "vocab_size" and isinstance(value, int):
-                size = value if size == 0 else min(size, value)
-            elif isinstance(value, int) and ("token_id" in name or "token_index" in name):
-                special.add(value)
-    return size or 256, special
-
-
-def _placed(session: Session, value: Any, model: nn.Module) -> Any:
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if not isinstance(value, torch.Tensor) or device.type != "meta" or value.device.type == "meta":
-        return value
-    return session.shadow.give(torch.empty_like(value, device="meta"), value)

@@ -39,6 +39,7 @@ class ShortRun:
     tensors: list[Tensor]
     graph: Graph
     masks: dict[int, Geometry]
+    step: Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +78,14 @@ def _fitted(model: nn.Module, run: RunShape, lengths: tuple[int, ...], scanning:
             step = run_step(observed, model, run.with_(seq=seq))
             graph = assembled(observed, model, step, run)
             tensors = list(graph.tensors)
-            runs.append(ShortRun(seq, fold(graph.ops, tensors), tensors, graph, dict(observed.attention.geometry)))
+            masks = dict(observed.attention.geometry)
+            runs.append(ShortRun(seq, fold(graph.ops, tensors), tensors, graph, masks, step))
             if seq == lengths[-1]:
-                return _at_target(model, run, runs, scanning, observed, step)
+                return _at_target(model, run, runs, scanning, observed)
     raise AssertionError("three lengths are run")
 
 
-def _at_target(
-    model: nn.Module, run: RunShape, runs: list[ShortRun], scanning: str, observed: Session, step: Step
-) -> Scanned:
+def _at_target(model: nn.Module, run: RunShape, runs: list[ShortRun], scanning: str, observed: Session) -> Scanned:
     fit = Fit(
         lengths=(runs[0].seq, runs[1].seq, runs[2].seq),
         target=run.seq,
@@ -98,10 +98,21 @@ def _at_target(
     nodes = tuple(_recount(node, fit, facts, run, {}) for node in nodes)
     last = runs[-1].graph
     graph = replace(last, tensors=tuple(fit.tensors), ops=())
+    return Scanned(graph=graph, nodes=nodes, step=_step_at_target(fit, model, run, runs, observed), observed=observed)
+
+
+def _step_at_target(fit: Fit, model: nn.Module, run: RunShape, runs: list[ShortRun], observed: Session) -> Step:
+    last = runs[-1].step
+    if run.phase == "train":
+        saved, recomputed = [r.step.saved_bytes or 0 for r in runs], [r.step.recomputed_bytes for r in runs]
+        counted = [size for size in recomputed if size is not None]
+        return replace(
+            last,
+            saved_bytes=fit.number(saved),
+            recomputed_bytes=fit.number(counted) if len(counted) == len(runs) else None,
+        )
     after = cache_after(observed, model, run)
-    return Scanned(
-        graph=graph, nodes=nodes, step=replace(step, after=step.after if after is None else after), observed=observed
-    )
+    return replace(last, after=last.after if after is None else after)
 
 
 def _grows(runs: list[tuple[Node, ...]], scanning: str) -> bool:

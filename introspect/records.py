@@ -39,6 +39,7 @@ class RunShape:
     seed: int = 0
     tp: int = 1
     ep: int = 1
+    checkpointing: bool = False  # train: recompute each layer in the backward pass instead of keeping what it saved
 
     def with_(self, **changes: Any) -> RunShape:
         """The same run with some fields changed."""
@@ -205,6 +206,7 @@ class CacheTensor:
     shape_before: tuple[int, ...] | None
     shape_after: tuple[int, ...] | None
     storage: int | None = None  # storage after the step, as in Trace.tensors
+    window: int | None = None  # keys a sliding layer shows to one query, as the layer's class says
 
     @property
     def bytes_before(self) -> int:
@@ -265,7 +267,8 @@ class Trace:
     tensors: tuple[Tensor, ...]
     ops: tuple[Op | Repeat, ...]
     cache: tuple[CacheTensor, ...] = ()
-    saved_bytes: int | None = None  # train: unique saved storages that are no parameter
+    saved_bytes: int | None = None  # train: unique storages saved for backward that are no parameter
+    recomputed_bytes: int | None = None  # train with checkpointing: the largest set saved while one layer is recomputed
     rope: tuple[Rope, ...] = ()
     decisions: tuple[Decision, ...] = ()
     assumptions: tuple[str, ...] = ()
