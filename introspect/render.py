@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import NoneType
@@ -118,9 +119,12 @@ class _Column:
     figures: bool
 
     @property
+    def cell_width(self) -> int:
+        return max((len(line) for cell in self.cells for line in cell.split("\n")), default=0)
+
+    @property
     def width(self) -> int:
-        name = max(map(len, self.name.split("\n"))) + _HEADER_PADDING
-        return max([name, *map(len, self.cells)])
+        return max(self.cell_width, max(map(len, self.name.split("\n"))) + _HEADER_PADDING)
 
 
 def _columns(table: Table) -> list[_Column]:
@@ -133,17 +137,18 @@ def _column(name: str, unit: str, values: Sequence[Value]) -> _Column:
 
 
 def _totals_columns(result: Result) -> list[_Column]:
-    """Totals with their rounded and their exact figure side by side."""
-    names = list(result.totals)
+    """Totals for reading, and beside each rounded figure the exact one."""
+    values = tuple(_cell(value, unit_of(name)) for name, value in result.totals.items())
+    exact = tuple(_cell(value, "") for value in result.totals.values())
     return [
-        _column("total", "", names),
-        _Column(name="value", cells=tuple(_cell(result.totals[name], unit_of(name)) for name in names), figures=True),
-        _Column(name="exact", cells=tuple(_exact(result.totals[name]) for name in names), figures=True),
+        _column("total", "", list(result.totals)),
+        _Column(name="value", cells=values, figures=True),
+        _Column(
+            name="exact",
+            cells=tuple("" if full == short else full for full, short in zip(exact, values, strict=True)),
+            figures=True,
+        ),
     ]
-
-
-def _exact(value: Value) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _cell(value, "")
 
 
 def _cell(value: Value, unit: str) -> str:
@@ -158,7 +163,7 @@ def _cell(value: Value, unit: str) -> str:
     return value
 
 
-def _tabulate(columns: Sequence[_Column], tablefmt: str, limits: Sequence[int | None] | None = None) -> str:
+def _tabulate(columns: Sequence[_Column], tablefmt: str) -> str:
     from tabulate import tabulate  # 45 ms that json and csv do not need
 
     text: str = tabulate(
@@ -167,7 +172,6 @@ def _tabulate(columns: Sequence[_Column], tablefmt: str, limits: Sequence[int | 
         tablefmt=tablefmt,
         disable_numparse=True,
         colalign=["right" if column.figures else "left" for column in columns],
-        maxcolwidths=limits,
     )
     return text
 
@@ -181,60 +185,53 @@ def _markdown_table(columns: Sequence[_Column]) -> str:
 
 
 _GAP = 2  # between columns of tabulate's "simple" format
-_NARROWEST = 24  # a text column is not wrapped to less than this
+_NARROWEST = 32  # a text column is not folded to less than this
 _SHORTEST = 10  # nor a column's name
 
 
 def _text_table(columns: list[_Column], width: int | None) -> str:
-    """The table, fitted to `width`: empty columns left out, then names and texts wrapped, then columns stacked."""
+    """The table, fitted to `width`: empty columns left out, then names and texts folded, then columns stacked."""
     if width is None or _total_width(columns) <= width:
         return _tabulate(columns, "simple")
-    columns = [_with_folded_name(column) for column in columns if set(column.cells) != {"-"}]
-    limits = _limits(columns, width)
-    return "\n\n".join(
-        _tabulate([columns[i] for i in block], "simple", [_wrap(columns[i], limits[i]) for i in block])
-        for block in _blocks(limits, width)
-    )
+    columns = _narrowed([column for column in columns if set(column.cells) != {"-"}], width)
+    return "\n\n".join(_tabulate(block, "simple") for block in _blocks(columns, width))
 
 
 def _total_width(columns: Sequence[_Column]) -> int:
     return sum(column.width + _GAP for column in columns) - _GAP
 
 
-def _with_folded_name(column: _Column) -> _Column:
-    """Break a long name at its underscores, so that a narrow column of figures stays narrow."""
-    limit = max(_SHORTEST, *map(len, column.cells))
+def _narrowed(columns: list[_Column], width: int) -> list[_Column]:
+    """Names folded to the width of their figures, then the widest texts until the table fits or nothing is left."""
+    narrow = [_folded(column, column.cell_width) for column in columns]
+    for index in sorted(range(len(narrow)), key=lambda i: -narrow[i].width):
+        excess = _total_width(narrow) - width
+        if excess > 0 and not narrow[index].figures:
+            narrow[index] = _folded(columns[index], max(_NARROWEST, narrow[index].width - excess))
+    return narrow
+
+
+def _folded(column: _Column, limit: int) -> _Column:
+    cells = column.cells if column.figures else tuple(_fold(cell, limit) for cell in column.cells)
+    return _Column(name=_fold(column.name, max(_SHORTEST, limit)), cells=cells, figures=column.figures)
+
+
+def _fold(text: str, limit: int) -> str:
+    """Break into lines of at most `limit`, after a space, a dot, an underscore or a slash where there is one."""
     lines = [""]
-    for part in column.name.replace("_", "_ ").split(" "):
-        if lines[-1] and len(lines[-1]) + len(part) > limit:
+    for part in re.findall(rf"[^ ._/]{{0,{limit - 1}}}[ ._/]?", text):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > limit:
             lines.append("")
         lines[-1] += part
-    return _Column(name="\n".join(lines), cells=column.cells, figures=column.figures)
+    return "\n".join(line.rstrip() for line in lines)
 
 
-def _limits(columns: Sequence[_Column], width: int) -> list[int]:
-    """The width of each column: its own, or less for the widest text columns until the table fits."""
-    limits = [column.width for column in columns]
-    excess = _total_width(columns) - width
-    for index in sorted(range(len(columns)), key=lambda i: -limits[i]):
-        if excess > 0 and not columns[index].figures and limits[index] > _NARROWEST:
-            cut = min(excess, limits[index] - _NARROWEST)
-            limits[index] -= cut
-            excess -= cut
-    return limits
-
-
-def _wrap(column: _Column, limit: int) -> int | None:
-    return limit if limit < column.width else None
-
-
-def _blocks(limits: Sequence[int], width: int) -> list[list[int]]:
+def _blocks(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
     """Which columns stand beside each other: as many as fit, every block starting with the first column."""
-    blocks, used = [[0]], limits[0]
-    for index, limit in enumerate(limits[1:], start=1):
-        if used + _GAP + limit > width and len(blocks[-1]) > 1:
-            blocks.append([0])
-            used = limits[0]
-        blocks[-1].append(index)
-        used += _GAP + limit
+    first = columns[0]
+    blocks = [[first]]
+    for column in columns[1:]:
+        if len(blocks[-1]) > 1 and _total_width([*blocks[-1], column]) > width:
+            blocks.append([first])
+        blocks[-1].append(column)
     return blocks

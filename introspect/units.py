@@ -72,7 +72,7 @@ def number_text(value: float, unit: str) -> str:
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     if unit == "share":
-        return f"{100 * value:.3g} %"
+        return "< 0.01 %" if 0 < value < 1e-4 else f"{100 * value:.3g} %"
     if unit in SCALED_UNITS:
         return _with_prefix(value, unit)
     if isinstance(value, int):

@@ -20,6 +20,8 @@ from introspect.units import DTYPE_BITS, number_text, product_flops, tensor_byte
         (0, "s", "0 s"),
         (0.1308, "share", "13.1 %"),
         (1.0, "share", "100 %"),
+        (5.1e-7, "share", "< 0.01 %"),
+        (0.0, "share", "0 %"),
         (4096, "", "4,096"),
         (295.2239, "FLOP/B", "295.2"),
         (163.97, "", "164"),
