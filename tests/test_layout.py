@@ -44,7 +44,7 @@ def test_constraints_pin_every_requirement_and_no_path():
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
     names = {line.partition("==")[0].lower().replace("_", "-") for line in pinned}
     wanted = " ".join([SETUP["options"]["install_requires"], *SETUP["options.extras_require"].values()])
-    required = {re.match(r"[\w-]+", line)[0].lower() for line in wanted.split() if line[0].isalpha()}
+    required = {re.match(r"[\w-]+", line)[0].lower().replace("_", "-") for line in wanted.split() if line[0].isalpha()}
 
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in pinned)
     assert required <= names
