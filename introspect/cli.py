@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from introspect.api import Answer, answer
@@ -32,23 +35,44 @@ MODEL_HELP = "Hub id, directory, config.json, file.py:factory, or a saved trace"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Nothing that is not a bug of ours ends in a traceback."""
+    with _watched_interrupts() as interrupts:
+        try:
+            code = run(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()
+            return code
+        except IntrospectError as error:
+            return _fail(str(error), USAGE)
+        except KeyboardInterrupt:
+            return _fail("interrupted", INTERRUPTED)
+        except BrokenPipeError:
+            # The reader has left. Python would complain once more when it flushes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FINE
+        except Exception as error:
+            if interrupts:
+                return _fail("interrupted", INTERRUPTED)
+            if os.environ.get("INTROSPECT_DEBUG"):
+                raise
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            return _fail(f"a bug of introspect, not of your input: {text}; INTROSPECT_DEBUG=1 shows the traceback", BUG)
+
+
+@contextmanager
+def _watched_interrupts() -> Iterator[list[int]]:
+    """Note every Ctrl-C: a library that is interrupted while it is imported may turn it into an error of its own."""
+    seen: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else somebody ignores or handles it on purpose
+        signal.signal(signal.SIGINT, interrupt)
     try:
-        code = run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
-        return code
-    except IntrospectError as error:
-        return _fail(str(error), USAGE)
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader has left. Python would complain once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINE
-    except Exception as error:
-        if os.environ.get("INTROSPECT_DEBUG"):
-            raise
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        return _fail(f"a bug of introspect, not of your input: {text}; INTROSPECT_DEBUG=1 shows the traceback", BUG)
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _fail(text: str, code: int) -> int:
@@ -110,6 +134,8 @@ def _exit_code(found: Answer, strict: bool) -> int:
     if strict:
         for doubt in found.doubts:
             print(f"introspect: --strict: {doubt}", file=sys.stderr)
+    if any(result.unreadable for result in found.results):
+        return USAGE
     return FINDINGS if any(result.findings for result in found.results) or (strict and found.doubts) else FINE
 
 

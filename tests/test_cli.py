@@ -1,7 +1,9 @@
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.small_trace import small_trace
@@ -157,6 +159,27 @@ def test_a_bug_is_one_line_and_a_traceback_on_request(call, monkeypatch):
 
 def test_ctrl_c_is_exit_code_130(call):
     assert call("crash", "--how", "KeyboardInterrupt") == (130, "", "introspect: interrupted\n")
+
+
+def test_ctrl_c_that_a_library_swallowed_is_no_bug(call):
+    assert call("crash", "--how", "swallow") == (130, "", "introspect: interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # left as it was
+
+
+def test_a_running_command_stops_on_ctrl_c_and_leaves_nothing(tmp_path):
+    path = tmp_path / "out.json"
+    program = (
+        "import sys, introspect.analyzers as a; from introspect.cli import main; a.__path__.append(sys.argv[1]); "
+        "sys.exit(main(['crash', '--how', 'wait', '-o', sys.argv[2]]))"
+    )
+    argv = [sys.executable, "-c", program, str(Path(__file__).parent / "support" / "commands"), str(path)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+
+    assert (process.returncode, err) == (130, "introspect: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_that_leaves_is_no_error():
