@@ -99,6 +99,11 @@ def _owners(recorder: Recorder, model: nn.Module) -> dict[int, tuple[str, Role]]
     for role, pairs in named:
         for path, tensor in pairs:
             owners.setdefault(recorder.storage(tensor), (path, role))
+    for raw in recorder.ops:  # a weight that is cast or laid out anew for a product is still that weight
+        sources = {recorder.views[i].storage for i in raw.ins}
+        if len(sources) == 1 and (source := sources.pop()) in owners and op_kind(raw.func) in ("cast", "copy"):
+            for i in raw.outs:
+                owners.setdefault(recorder.views[i].storage, owners[source])
     return owners
 
 

@@ -73,7 +73,8 @@ def _trace(
     graph: Graph,
     ops: tuple[Op | Repeat, ...],
 ) -> Trace:
-    dtype = dtype_name(getattr(model, "dtype", None) or next(iter(model.parameters())).dtype)
+    first = next(iter(model.parameters()), None)
+    dtype = run.dtype if first is None else dtype_name(getattr(model, "dtype", None) or first.dtype)
     return Trace(
         model=identity,
         run=run.with_(dtype=dtype),
