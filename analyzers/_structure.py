@@ -1,0 +1,225 @@
+"""A model's parts, read from its dataflow: the residual stream, token mixers, routers, experts, FFNs, the head.
+
+Names and configs are never asked. The rules:
+
+- core: an op with a product, and every op of a folded scan. All else moves, scales or normalises.
+- stream: what layers hand on. It starts at table lookups, at real-valued inputs and at values that skip a core and are
+  added again (x + f(x)). Ops without a core keep it (norms, casts, scaling); so does adding anything to it.
+- mixer: what exchanges values between tokens: attention, products of two activations, convolutions along one axis,
+  folded scans. Its region reaches back from its operands to the stream, and forward from its result to the next add
+  into the stream; gates multiplied in on the way belong to it.
+- routed experts: grouped products. Router: between the stream and the top-k whose indices reach them. Shared experts:
+  chains of products whose result is added to the experts' before both enter the stream.
+- head: a product after which nothing but element-wise work comes, as wide as a looked-up table is long.
+- FFN: every other product with weights that lies in a layer or ends in the stream.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+from introspect.analyzers._folding import LayerPaths
+from introspect.graph import Graph, base_name
+
+_ADDS = frozenset({"add", "sub"})
+_CHOICES = frozenset({"topk", "argmax", "sort", "argsort", "max"})
+_TABLE_SLACK = 64  # a head may leave out padding rows of the table (MusicGen: 2048 of 2049)
+
+
+class Structure:
+    """The parts of one record, as sets of op positions in `graph.ops`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.layers = LayerPaths(graph.trace.modules)
+        self.core = [bool(op.gemms) or repeated for op, repeated in zip(graph.ops, graph.repeated, strict=True)]
+        self.matrices: dict[int, frozenset[str]] = {}  # op with a weight product -> those weights
+        for i, op in enumerate(graph.ops):
+            weights = frozenset().union(*(graph.gemm_weights(i, gemm) for gemm in op.gemms))
+            if weights:
+                self.matrices[i] = weights
+        self.residual_adds: set[int] = set()
+        self.stream = self._find_stream()
+
+    def in_stream(self, i: int) -> bool:
+        """Whether op i's result is part of the residual stream."""
+        return self.stream[i]
+
+    def layer_of(self, i: int) -> str | None:
+        """Path of the layer op i ran in; None outside any."""
+        return self.layers.layer_path(self.graph.ops[i].module)
+
+    # --- the stream -------------------------------------------------------------------------------------------------
+
+    def _find_stream(self) -> list[bool]:
+        graph, seeds, widths = self.graph, *self._skips()
+        stream = [False] * len(graph.ops)
+        for i, op in enumerate(graph.ops):
+            if graph.nature[i] != "data" or op.kind == "loss":
+                continue
+            if op.kind == "lookup":
+                stream[i] = True
+            elif self.core[i]:
+                stream[i] = i in seeds
+            else:
+                inputs = [self._reads_stream(stream, i, slot) for slot in self._data_slots(i)]
+                is_sum = self._is_sum(i) and graph.tensors[op.outputs[0]].shape[-1:] in widths
+                stream[i] = i in seeds or (bool(inputs) and (all(inputs) or (is_sum and any(inputs))))
+                if is_sum and any(inputs) and not all(inputs):
+                    self.residual_adds.add(i)
+        return stream
+
+    def _skips(self) -> tuple[set[int], set[tuple[int, ...]]]:
+        """Ops whose results skip a core and are added again, and the widths a stream has."""
+        graph = self.graph
+        spans = [
+            (skipped, i) for i in range(len(graph.ops)) if self._is_sum(i) for skipped in self._skipped_producers(i)
+        ]
+        # A skip inside another one of the same layer (a convolution added to its input within a mixer) is no stream.
+        outer = [
+            (a, b)
+            for a, b in spans
+            if not any(a2 < a and b < b2 and self.layer_of(a) == self.layer_of(b2) for a2, b2 in spans)
+        ]
+        width_of = {b: graph.tensors[graph.ops[b].outputs[0]].shape[-1:] for _, b in outer}
+        lookups = {graph.tensors[op.outputs[0]].shape[-1:] for op in graph.ops if op.kind == "lookup"}
+        usual = Counter(width_of.values()).most_common(1)
+        widths = lookups | {width for width, _ in usual} if lookups else set(width_of.values())
+        return {a for a, b in outer if width_of[b] in widths}, widths
+
+    def _skipped_producers(self, i: int) -> Iterator[int]:
+        """The operand of sum i that the other operand follows from over a core."""
+        first, second = sorted(self.graph.producers[i][slot] for slot in self._data_slots(i))
+        if 0 <= first < second:
+            between = self.graph.back([second], lambda j: j < first)
+            if first in between and any(self.core[j] for j in between if j != first):
+                yield first
+
+    def _is_sum(self, i: int) -> bool:
+        graph, op = self.graph, self.graph.ops[i]
+        if base_name(op) not in _ADDS or op.gemms or graph.nature[i] != "data":
+            return False
+        shapes = {graph.tensors[op.inputs[slot]].shape for slot in self._data_slots(i)}
+        return len(self._data_slots(i)) == 2 and shapes == {graph.tensors[op.outputs[0]].shape}
+
+    def _data_slots(self, i: int) -> list[int]:
+        return [s for s in range(len(self.graph.ops[i].inputs)) if self.graph.input_nature(i, s) == "data"]
+
+    def _reads_stream(self, stream: list[bool], i: int, slot: int) -> bool:
+        producer = self.graph.producers[i][slot]
+        if producer >= 0:
+            return stream[producer]
+        return self.graph.tensors[self.graph.ops[i].inputs[slot]].role == "activation"
+
+    # --- parts ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def experts(self) -> set[int]:
+        """Grouped products."""
+        return {i for i, op in enumerate(self.graph.ops) if op.experts or any(g.kind == "grouped" for g in op.gemms)}
+
+    @cached_property
+    def dispatch(self) -> set[int]:
+        """All ops between the stream and the experts, the router's included, and back to the stream."""
+        after = self._after(self.experts)
+        return self._before(self.experts) | after | self._beside(after)
+
+    @cached_property
+    def router(self) -> set[int]:
+        """Ops between the stream and the choice (top-k, argmax) of the experts."""
+        choices = {i for i in self._before(self.experts) if base_name(self.graph.ops[i]) in _CHOICES}
+        return self._before(choices) - self.experts
+
+    @cached_property
+    def shared_experts(self) -> set[int]:
+        """Ops of the chains whose results are added to the routed experts'."""
+        after, found = self._after(self.experts), set()
+        for i in after:
+            if base_name(self.graph.ops[i]) in _ADDS:
+                beside = [p for p in self.graph.data_producers(i) if p not in after and not self.stream[p]]
+                found |= self.graph.back(beside, lambda j: self.stream[j] or j in after)
+        return found - self.router - self.experts - self.mixers
+
+    @cached_property
+    def mixers(self) -> set[int]:
+        """Ops of token mixers: from the stream to the mixing ops, and from those to the add into the stream."""
+        mixing = self._mixing_ops
+        return (set(mixing) | self._before(mixing) | self.mixed | self._beside(self.mixed)) - self.experts
+
+    @cached_property
+    def mixed(self) -> set[int]:
+        """Ops that follow from a mixing op, up to the add into the stream."""
+        found: set[int] = set()
+        for core in self._mixing_ops:
+            if core not in found:
+                found |= self._after([core], through=self._reaches_stream(core))
+        return found
+
+    @cached_property
+    def _mixing_ops(self) -> list[int]:
+        routed = self._after(self.experts)
+        return [i for i in range(len(self.graph.ops)) if i not in routed and self._mixes(i)]
+
+    def _mixes(self, i: int) -> bool:
+        op, graph = self.graph.ops[i], self.graph
+        if op.attention is not None or graph.repeated[i]:
+            return graph.nature[i] == "data"
+        for gemm in op.gemms:
+            if gemm.kind in ("attention_qk", "attention_pv", "scan"):
+                return True
+            if gemm.kind == "einsum" and not graph.gemm_weights(i, gemm) and graph.gemm_reads_data(i, gemm):
+                return True
+            if gemm.kind == "conv" and gemm.rhs is not None and len(graph.tensors[gemm.rhs].shape) == 3:
+                return self.layer_of(i) is not None
+        return False
+
+    @cached_property
+    def heads(self) -> set[int]:
+        """Products whose result is the logits."""
+        graph = self.graph
+        tables = [graph.tensors[op.inputs[0]].shape[0] for op in graph.ops if op.kind == "lookup"]
+        found = set()
+        for i in self.matrices:
+            gemm = graph.ops[i].gemms[0]
+            if any(abs(gemm.n - rows) <= _TABLE_SLACK for rows in tables) and self.layer_of(i) is None:
+                after = graph.ahead(graph.consumers[i], lambda j: False)
+                if not any(self.core[j] or j in self.residual_adds for j in after):
+                    found.add(i)
+        return found
+
+    @cached_property
+    def ffn(self) -> set[int]:
+        """Weight products of feed-forward blocks, experts included."""
+        taken = self.mixers | self.router | self.heads
+        rest = [i for i in self.matrices if i not in taken]
+        return {i for i in rest if i in self.experts or self.layer_of(i) is not None or self._reaches_stream(i)}
+
+    # --- reach ------------------------------------------------------------------------------------------------------
+
+    def _before(self, ops: Iterable[int]) -> set[int]:
+        """Ops from the stream up to these, these excluded unless one feeds another."""
+        return self.graph.back((p for i in ops for p in self.graph.data_producers(i)), self.in_stream)
+
+    def _after(self, ops: Iterable[int], through: bool = True) -> set[int]:
+        """Ops from these to the stream. `through`: over weight products too, else up to the first of them."""
+        starts = [j for i in ops for j in self.graph.consumers[i]]
+        if through:
+            return self.graph.ahead(starts, self.in_stream)
+        first = self.graph.ahead(starts, lambda j: self.stream[j] or j in self.matrices)
+        return first | {j for i in (*first, *ops) for j in self.graph.consumers[i] if j in self.matrices}
+
+    def _beside(self, after: set[int]) -> set[int]:
+        """What enters these ops from the side other than by an add: gates, routing weights, permutations."""
+        sides = {
+            p
+            for i in after
+            if base_name(self.graph.ops[i]) not in _ADDS and i not in self.experts
+            for p in self.graph.data_producers(i)
+        }
+        return self.graph.back(sides - after, lambda j: self.stream[j] or j in after)
+
+    def _reaches_stream(self, i: int) -> bool:
+        after = self.graph.ahead([i], self.in_stream)
+        return any(self.stream[j] for k in after for j in self.graph.consumers[k])
