@@ -92,7 +92,9 @@ def typical_positive_sum(terms: int, factors: Products, promoted: bool) -> float
             total, running = total + running, 0.0
         unit = _unit(max(running, largest))
         running += TENSOR_CORE_GROUP * (mean - factors.cut(unit)[0])
-        running -= (_unit(max(running, largest)) - unit) / 2
+        grown = _unit(max(running, largest))
+        if factors.cut(grown)[0] > 0:
+            running -= (grown - unit) / 2
     return 1 - (total + running) / (terms * mean)
 
 

@@ -118,7 +118,7 @@ def _read_float(definition: _Definition) -> NumberFormat:
     gaps = positive.diff()
     epsilon = gaps[positive[:-1] == 1].item()
     mantissa_bits = round(-math.log2(epsilon))
-    min_normal = positive[:-1][gaps == epsilon * positive[:-1]][0].item()
+    min_normal = positive[:-1][gaps / epsilon == positive[:-1]][0].item()  # exact, unlike the product
     smallest = positive[0].item()
     signed = bool((finite < 0).any())
     has_zero = bool((finite == 0).any())

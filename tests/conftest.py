@@ -3,7 +3,12 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# No test asserts a time: a busy machine is no failure.
+hypothesis.settings.register_profile("introspect", deadline=None)
+hypothesis.settings.load_profile("introspect")
 
 
 def pytest_addoption(parser):
