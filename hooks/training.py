@@ -1,6 +1,6 @@
 """One training step: forward with labels, loss, backward, and what autograd keeps between the two.
 
-The step runs in training mode (dropout masks are kept, as in a real step) and without a cache; labels are the input
+The step runs in training mode (dropout noise is kept, as in a real step) and without a cache; labels are the input
 ids. A module that computes no loss is given the sum of its first differentiable output, so every product's backward
 runs. With `run.checkpointing` the model's own layers are recomputed by torch's non-reentrant checkpoint, which stops as
 soon as all that was saved is back: the last product of a layer is not repeated.
@@ -8,7 +8,7 @@ soon as all that was saved is back: the last product of a layer is not repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -143,7 +143,7 @@ def _loss(
     loss = getattr(output, "loss", None)
     if loss is not None:
         return loss, ()
-    outputs = output.values() if hasattr(output, "values") else (output,)
+    outputs = output.values() if isinstance(output, Mapping) else (output,)
     differentiable = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
     name = type(model).__name__
     if not differentiable:
