@@ -217,9 +217,9 @@ def _folded(column: _Column, limit: int) -> _Column:
 
 
 def _fold(text: str, limit: int) -> str:
-    """Break into lines of at most `limit`, after a space, a dot, an underscore or a slash where there is one."""
+    """Break into lines of at most `limit`, after a space or one of +._/ where there is one."""
     lines = [""]
-    for part in re.findall(rf"[^ ._/]{{0,{limit - 1}}}[ ._/]?", text):
+    for part in re.findall(rf"[^ +._/]{{0,{limit - 1}}}[ +._/]?", text):
         if lines[-1] and len(lines[-1]) + len(part.rstrip()) > limit:
             lines.append("")
         lines[-1] += part
