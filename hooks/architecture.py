@@ -62,16 +62,20 @@ def read_config(source: Source, config_class: type[PreTrainedConfig], raw: dict[
         return config_class.from_dict(_decoded(raw))
     except StrictDataclassFieldValidationError as error:
         field = re.search(r"field '([^']+)'", str(error))
-        name = field[1] if field else "?"
         cause = one_line(error.__cause__ or error)
         wanted = re.search(r"expected (.+?), got", cause)
-        raise ConfigError(source.id, name, raw.get(name), wanted[1] if wanted else f"a valid one ({cause})") from None
+        if field and wanted and field[1] in raw:
+            raise ConfigError(source.id, field[1], raw[field[1]], wanted[1]) from None
+        raise _refused(source, config_class, cause) from None
     except StrictDataclassClassValidationError as error:
-        problem = f"{config_class.__name__} refuses the config: {one_line(error.__cause__ or error)}"
-        raise BuildError(source.id, problem, "correct the config") from None
+        raise _refused(source, config_class, one_line(error.__cause__ or error)) from None
     except Exception as error:  # any line of the config class may stumble over a value it did not expect
         problem = f"{config_class.__name__} cannot read the config: {type(error).__name__}: {one_line(error)}"
         raise BuildError(source.id, problem, "correct the config") from None
+
+
+def _refused(source: Source, config_class: type[PreTrainedConfig], cause: str) -> BuildError:
+    return BuildError(source.id, f"{config_class.__name__} refuses the config: {cause}", "correct the config")
 
 
 def text_part(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -8,6 +8,7 @@ are built as the logical model, without their quantiser's packed modules.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class BuiltModel:
     """A module on the meta device and what is known of it.
 
     `dtype` is the short name of the compute dtype. `config` is the object the module was built from (None for a plain
-    module), `inputs` the example inputs a factory gave. `assumptions` belong under every table.
+    module), `inputs` the example inputs given with it, by the caller or a factory. `assumptions` belong under every
+    table.
     """
 
     module: nn.Module
@@ -56,18 +58,19 @@ def build(model: Source | nn.Module, dtype: str | None = None, inputs: dict[str,
     """Build a found model, or take a copy of a module, on meta.
 
     `dtype` ("bf16", "fp16", "fp32", "fp64") overrides the config's. A module handed in is copied without its weights
-    and never changed; `inputs` are its example inputs. Raises OptionError for an unknown dtype, ConfigError,
-    UnknownArchitectureError or BuildError for what cannot be built.
+    and never changed. `inputs` are example inputs for its forward and come before a factory's own. Raises OptionError
+    for an unknown dtype, ConfigError, UnknownArchitectureError or BuildError for what cannot be built.
     """
     asked = None if dtype is None else _asked_dtype(dtype)
     if isinstance(model, nn.Module):
-        return _from_module(model, asked, inputs)
-    if model.factory is not None and model.directory is not None:
-        return _from_factory(model, model.factory, asked)
-    return _from_config(model, asked)
+        name = type(model).__name__
+        return _plain(_meta_copy(model, name), name, f"module {name}", "", asked, inputs)
+    if model.factory is not None:
+        return _from_factory(model, model.factory, asked, inputs)
+    return _from_config(model, asked, inputs)
 
 
-def _from_config(source: Source, asked: str | None) -> BuiltModel:
+def _from_config(source: Source, asked: str | None, inputs: dict[str, Any] | None) -> BuiltModel:
     with _quiet():
         chosen = remote_code.choose(source) if source.remote_code else architecture.choose(source)
         assumptions: tuple[str, ...] = ()
@@ -83,7 +86,9 @@ def _from_config(source: Source, asked: str | None) -> BuiltModel:
         config=source.config | ({"hf_quant_config": source.hf_quant_config} if source.hf_quant_config else {}),
         notes=chosen.notes,
     )
-    return BuiltModel(module=module, identity=identity, dtype=dtype, config=chosen.config, assumptions=assumptions)
+    return BuiltModel(
+        module=module, identity=identity, dtype=dtype, config=chosen.config, inputs=inputs, assumptions=assumptions
+    )
 
 
 def _instantiate(source: Source, chosen: architecture.Architecture, dtype: torch.dtype) -> nn.Module:
@@ -116,24 +121,22 @@ def _keep_as_loaded(module: PreTrainedModel, dtype: torch.dtype) -> None:
             tensor.data = tensor.data.to(plan[by_group[match.lastgroup]])
 
 
-def _from_factory(source: Source, factory: str, asked: str | None) -> BuiltModel:
+def _from_factory(source: Source, factory: str, asked: str | None, inputs: dict[str, Any] | None) -> BuiltModel:
     path = Path(source.id.rpartition(":")[0]).expanduser()
     with _quiet():
-        module, inputs = run_factory(path, factory)
-    return _plain(module, source.id, source.text, source.config_sha256, asked, inputs)
-
-
-def _from_module(module: nn.Module, asked: str | None, inputs: dict[str, Any] | None) -> BuiltModel:
-    name = type(module).__name__
-    return _plain(module, name, f"module {name}", "", asked, inputs)
+        module, own_inputs = run_factory(path, factory)
+    if not all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):  # it named a device, or loaded
+        module = _meta_copy(module, source.id)
+    return _plain(module, source.id, source.text, source.config_sha256, asked, inputs or own_inputs)
 
 
 def _plain(
     module: nn.Module, name: str, source: str, digest: str, asked: str | None, inputs: dict[str, Any] | None
 ) -> BuiltModel:
-    copied = _meta_copy(module, name).eval()
+    """The record's view of a module that is ours to change and lies on meta."""
+    module.eval()
     if asked is not None:
-        copied = copied.to(torch_dtype(asked))
+        module.to(torch_dtype(asked))
     config = getattr(module, "config", None)
     config = config if isinstance(config, PreTrainedConfig) else None
     identity = ModelIdentity(
@@ -141,10 +144,10 @@ def _plain(
         class_name=type(module).__name__,
         source=source,
         config_sha256=digest,
-        config={} if config is None else config.to_dict(),
+        config={} if config is None else json.loads(config.to_json_string(use_diff=False)),
     )
     return BuiltModel(
-        module=copied, identity=identity, dtype=asked or _module_dtype(copied), config=config, inputs=inputs
+        module=module, identity=identity, dtype=asked or _module_dtype(module), config=config, inputs=inputs
     )
 
 

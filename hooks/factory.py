@@ -40,7 +40,7 @@ def run_factory(path: Path, factory: str) -> tuple[nn.Module, dict[str, Any] | N
 
 def _load(path: Path, factory: str) -> Callable[[], Any]:
     name = f"introspect_factory_{path.stem}"
-    spec = spec_from_file_location(name, path)
+    spec = spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise BuildError(str(path), "Python cannot import it", "give a .py file")
     module = module_from_spec(spec)
@@ -57,11 +57,17 @@ def _load(path: Path, factory: str) -> Callable[[], Any]:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder.resolve()))
+    """Let the file import its neighbours, and forget them after: another folder may hold others of the same name."""
+    place, before = str(folder.resolve()), set(sys.modules)
+    sys.path.insert(0, place)
     try:
         yield
     finally:
-        sys.path.remove(str(folder.resolve()))
+        if place in sys.path:
+            sys.path.remove(place)
+        for name in set(sys.modules) - before:
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(place):
+                del sys.modules[name]
 
 
 @contextmanager
@@ -70,7 +76,7 @@ def _blaming(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.absolute()]
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.resolve()]
         place = f"{path}:{lines[-1]}" if lines else str(path)
         problem = f"{what} raised {type(error).__name__}: {' '.join(str(error).split())}"
         raise BuildError(place, problem, "correct the file") from error
@@ -79,4 +85,4 @@ def _blaming(path: Path, what: str) -> Iterator[None]:
 def _describe(value: object) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {', '.join(type(item).__name__ for item in value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"

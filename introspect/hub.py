@@ -16,6 +16,7 @@ from typing import TypeVar
 from introspect import catalog
 from introspect.errors import (
     ConfigFileError,
+    FileAccessError,
     GatedModelError,
     HubError,
     IntrospectError,
@@ -132,10 +133,13 @@ def _ask(model: str, revision: str | None, request: Callable[[], T]) -> T:
             if error.response.status_code not in RETRIED_STATUS or attempt == ATTEMPTS or pause > LONGEST_PAUSE:
                 raise _translate(error, model, revision) from None
             sleep(pause)
-        except Exception as error:  # the HTTP library's own errors have no name that is stable across versions
-            if type(error).__module__.partition(".")[0] not in {"httpx", "httpx2", "huggingface_hub"}:
-                raise
-            raise _translate(error, model, revision) from None
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in {"httpx", "httpx2", "huggingface_hub"}:
+                raise _translate(error, model, revision) from None
+            if isinstance(error, OSError):
+                path, problem = str(error.filename or "the Hub cache"), error.strerror or str(error)
+                raise FileAccessError(path, "write", problem) from None
+            raise
     raise AssertionError("the last attempt returns or raises")
 
 
