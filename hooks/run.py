@@ -10,7 +10,7 @@ from torch import nn
 
 from introspect.hooks import caches
 from introspect.hooks.caches import Held
-from introspect.hooks.session import Session
+from introspect.hooks.session import Session, is_meta
 from introspect.hooks.step import Step, accepted_inputs, ids_name, placed, token_ids
 from introspect.hooks.training import train_step
 from introspect.records import RunShape
@@ -29,13 +29,13 @@ def run_step(session: Session, model: nn.Module, run: RunShape, inputs: dict[str
     if run.context == 0:
         return _step(session, model, run, accepted, None, ())
     with session.unrecorded(), torch.no_grad():
-        output = _forward(session, model, run, accepted, _warm_tokens(run), None)
-        name, cache = _cache_of(output)
+        output = _forward(session, model, run, accepted, _warm_tokens(model, run), None)
+        name, cache = cache_of(output)
         if cache is None or name not in accepted:
             return _without_cache(session, model, run, accepted)
-        missing = run.context - _warm_tokens(run)
+        missing = run.context - _warm_tokens(model, run)
         if missing and not caches.can_fill(cache):
-            name, cache = _cache_of(_forward(session, model, run, accepted, run.context, None))
+            name, cache = cache_of(_forward(session, model, run, accepted, run.context, None))
         elif missing:
             caches.fill(cache, missing)
     return _step(session, model, run, accepted, cache, tuple(caches.held_tensors(cache)), name)
@@ -46,7 +46,7 @@ def cache_after(session: Session, model: nn.Module, run: RunShape) -> tuple[Held
     accepted = accepted_inputs(model)
     short = run.with_(seq=min(run.context + run.seq, caches.SHORT_PREFILL), context=0)
     with session.unrecorded(), torch.no_grad():
-        _, cache = _cache_of(_forward(session, model, short, accepted, short.seq, None))
+        _, cache = cache_of(_forward(session, model, short, accepted, short.seq, None))
         if not caches.can_fill(cache):
             return None
         caches.fill(cache, run.context + run.seq - short.seq)
@@ -57,12 +57,13 @@ def _run_inputs(session: Session, model: nn.Module, inputs: dict[str, Any]) -> S
     """Run any module once with the given inputs (moved to meta with their values kept when the module is there)."""
     with torch.no_grad():
         output = model(**{name: placed(session, value, model) for name, value in inputs.items()})
-    _, cache = _cache_of(output)
+    _, cache = cache_of(output)
     return Step(after=tuple(caches.held_tensors(cache)))
 
 
-def _warm_tokens(run: RunShape) -> int:
-    return min(run.context, caches.SHORT_PREFILL)
+def _warm_tokens(model: nn.Module, run: RunShape) -> int:
+    """Tokens of the prefill before a step: a few on meta, where the rest is filled; all for a model with real values."""
+    return min(run.context, caches.SHORT_PREFILL) if is_meta(model) else run.context
 
 
 def _without_cache(session: Session, model: nn.Module, run: RunShape, accepted: set[str]) -> Step:
@@ -85,7 +86,7 @@ def _step(
     # The shapes before the step are read now: update() may change the tensors' owner, never these tensors.
     with torch.no_grad():
         output = _forward(session, model, run, accepted, run.seq, cache, name)
-    _, after = _cache_of(output)
+    _, after = cache_of(output)
     after = cache if after is None else after
     notes: tuple[str, ...] = ()
     if run.logits == "last" and "logits_to_keep" not in accepted:
@@ -106,7 +107,7 @@ def _forward(
     return model(**inputs)
 
 
-def _cache_of(output: Any) -> tuple[str, Any]:
+def cache_of(output: Any) -> tuple[str, Any]:
     """The cache in a model's output and the name it is passed under."""
     for name in CACHE_NAMES:
         value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)

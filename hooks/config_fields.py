@@ -1,0 +1,128 @@
+"""A config object as nested fields, its integers, and copies of it with some of them changed.
+
+No field is known by name: integers are found wherever they stand, lists of integers count as one field.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+Fields = dict[str, Any]
+Path = tuple[str, ...]  # keys from the outermost dict to the field
+
+PATTERN_REPEATS = 2  # a text that spells out layers uses each letter at least this often on average
+
+
+def fields_of(config: PreTrainedConfig) -> Fields:
+    """All fields of a config and of the configs inside it, those that its class derived included."""
+    fields: Fields = config.to_dict()
+    return fields
+
+
+def read(config_class: type[PreTrainedConfig], fields: Fields) -> PreTrainedConfig:
+    """The config object of these fields. Raises whatever the class raises for fields it refuses."""
+    config: PreTrainedConfig = config_class.from_dict(copy.deepcopy(fields))
+    return config
+
+
+def integers(fields: Fields, smallest: int) -> dict[Path, int]:
+    """Every integer of at least `smallest`; a list of such integers counts with its smallest, under one path."""
+    return {path: value for path, value in _integers(fields, ()) if value >= smallest}
+
+
+def _integers(value: Any, path: Path) -> Iterator[tuple[Path, int]]:
+    if _is_integer(value):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _integers(item, (*path, key))
+    elif isinstance(value, (list, tuple)) and value and all(_is_integer(item) for item in value):
+        yield path, min(value)
+
+
+def scaled(fields: Fields, sizes: dict[Path, int]) -> Fields:
+    """A copy in which each of these integers has the given value (each element of a list shrinks in proportion)."""
+    changed = copy.deepcopy(fields)
+    for path, size in sizes.items():
+        *above, last = path
+        node: Any = changed
+        for key in above:
+            node = node[key]
+        old = node[last]
+        node[last] = size if _is_integer(old) else type(old)(item * size // min(old) for item in old)
+    return changed
+
+
+def differing(before: PreTrainedConfig, after: PreTrainedConfig) -> Iterator[tuple[str, str, str]]:
+    """(field, value before, value after) of every field that differs."""
+    old, new = (dict(_leaves(fields_of(config), ())) for config in (before, after))
+    for path in dict.fromkeys((*old, *new)):
+        if old.get(path) != new.get(path):
+            yield ".".join(map(str, path)), repr(old.get(path)), repr(new.get(path))
+
+
+def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    else:
+        yield path, value
+
+
+def cuts(fields: Fields, length: int, keep: int) -> Iterator[Fields]:
+    """Copies in which something that counts `length` layers counts `keep`: one integer of that value at a time, then all
+    of a config's together, then lists alone. Lists, patterns and keys of the same config that speak of layers follow."""
+    for path, node in _dicts(fields, ()):
+        counts = [key for key, value in node.items() if value == length and _is_integer(value)]
+        choices: list[list[str]] = [[key] for key in counts]
+        if len(counts) > 1:
+            choices.append(counts)
+        if any(_shorter(value, length, keep) is not value for value in node.values()):
+            choices.append([])
+        for chosen in choices:
+            yield _with_cut(fields, path, chosen, length, keep)
+
+
+def _with_cut(fields: Fields, path: Path, chosen: Iterable[str], length: int, keep: int) -> Fields:
+    changed = copy.deepcopy(fields)
+    node = changed
+    for key in path:
+        node = node[key]
+    for key, value in node.items():
+        node[key] = keep if key in chosen else _shorter(value, length, keep)
+    return changed
+
+
+def _dicts(node: Fields, path: Path) -> Iterator[tuple[Path, Fields]]:
+    yield path, node
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _dicts(value, (*path, key))
+
+
+def _shorter(value: Any, length: int, keep: int) -> Any:
+    """`value` cut to the first layers where it has an entry, a letter, a number or a key for each; else as it is."""
+    if isinstance(value, (list, tuple)):
+        if len(value) == length:
+            return value[:keep]
+        if _are_layers(value, length):
+            return type(value)(item for item in value if item < keep)
+    if isinstance(value, str) and len(value) == length >= PATTERN_REPEATS * len(set(value)):
+        return value[:keep]
+    if isinstance(value, dict) and value and all(str(key).isdigit() and int(key) < length for key in value):
+        return {key: item for key, item in value.items() if int(key) < keep}
+    return value
+
+
+def _are_layers(value: list[Any] | tuple[Any, ...], length: int) -> bool:
+    """Rising numbers below `length`: the indices of some layers."""
+    numbers = all(_is_integer(item) for item in value)
+    return bool(value) and numbers and value[-1] < length and all(a < b for a, b in zip(value, value[1:], strict=False))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

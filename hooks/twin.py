@@ -1,0 +1,147 @@
+"""Meta = real: run a small twin of a model with random weights on the CPU and compare with its run on meta.
+
+Compared are the calls that cost something: products, attention, experts, convolutions, scans, and the cache before and
+after. Mask building, tensor factories and moves are not: a real mask takes ops that a mask without values does not.
+The same real inputs then go through the library's own attention and experts: equal logits show that our ops compute
+what the library computes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from introspect.hooks.config_fields import differing
+from introspect.hooks.observe import observe
+from introspect.hooks.run import cache_of
+from introspect.hooks.session import EXPERTS_CHOICE
+from introspect.hooks.shrink import IDENTITY, TOKENS, build_on_meta, build_with_weights, shrink
+from introspect.records import Phase, RunShape, Trace
+from introspect.twin_record import TwinAgreement, TwinReport
+
+Call = tuple[str, tuple[object, ...]]  # kind and sizes
+
+BATCH = 2  # sequences: one alone would hide what depends on their number
+RUNS = (
+    RunShape(phase="prefill", batch=BATCH, seq=TOKENS),
+    RunShape(phase="decode", batch=BATCH, seq=1, context=TOKENS),
+)
+
+
+def run_twin(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> TwinReport:
+    """Shrink, run both ways and compare. Raises ShrinkError when no twin can be made."""
+    small = shrink(model_class, config)
+    real = build_with_weights(model_class, small)
+    agreements: list[TwinAgreement] = []
+    differences: list[str] = []
+    for run in RUNS:
+        on_meta = _calls(observe(build_on_meta(model_class, small), IDENTITY, run))
+        with _listening(real) as heard:
+            on_cpu = _calls(observe(real, IDENTITY, run))
+        agreements.extend(_agreements(run.phase, on_meta, on_cpu))
+        differences.extend(_differences(run.phase, on_meta, on_cpu))
+    return TwinReport(
+        class_name=model_class.__name__,
+        parameters=sum(p.numel() for p in real.parameters()),
+        changed=tuple(differing(config, small)),
+        agreements=tuple(agreements),
+        differences=tuple(differences),
+        output_error=_output_error(real, heard),
+    )
+
+
+def _calls(trace: Trace) -> Counter[Call]:
+    counted: Counter[Call] = Counter()
+    for op, times in trace.walk():
+        for gemm in op.gemms:
+            # Rows per expert follow from the router on the CPU and from the policy on meta; their sum is the same.
+            sizes = (gemm.rows, gemm.k, gemm.n) if gemm.rows is not None else (gemm.batch, gemm.m, gemm.k, gemm.n)
+            counted[gemm.kind, sizes] += times
+        if (call := op.attention) is not None:
+            shapes = tuple(trace.tensors[i].shape for i in (call.q, call.k, call.v))
+            heads = (call.query_heads, call.kv_heads, call.visible_pairs, call.causal, call.window)
+            counted["attention", (*shapes, *heads)] += times
+        if (experts := op.experts) is not None:
+            counted["experts", (experts.experts, experts.top_k, experts.tokens, sum(experts.rows))] += times
+    for held in trace.cache:
+        counted["cache", (held.layer, held.layer_class, held.name, held.shape_before, held.shape_after)] += 1
+    return counted
+
+
+def _agreements(phase: Phase, on_meta: Counter[Call], on_cpu: Counter[Call]) -> Iterator[TwinAgreement]:
+    both, meta_only, cpu_only = (_by_kind(c) for c in (on_meta & on_cpu, on_meta - on_cpu, on_cpu - on_meta))
+    for kind in sorted({*both, *meta_only, *cpu_only}):
+        yield TwinAgreement(phase=phase, kind=kind, both=both[kind], meta_only=meta_only[kind], cpu_only=cpu_only[kind])
+
+
+def _by_kind(calls: Counter[Call]) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for (kind, _), times in calls.items():
+        counted[kind] += times
+    return counted
+
+
+def _differences(phase: Phase, on_meta: Counter[Call], on_cpu: Counter[Call]) -> Iterator[str]:
+    for where, calls in (("meta", on_meta - on_cpu), ("CPU", on_cpu - on_meta)):
+        for (kind, sizes), times in sorted(calls.items(), key=str):
+            yield f"{phase}: only on {where}: {times} x {kind} {', '.join(map(str, sizes))}"
+
+
+@dataclass(slots=True)
+class _Heard:
+    """One call of a model: what it was given and the logits it returned."""
+
+    inputs: dict[str, Any]
+    logits: torch.Tensor
+
+
+@contextmanager
+def _listening(model: nn.Module) -> Iterator[list[_Heard]]:
+    """Note every call of the model itself while active."""
+    heard: list[_Heard] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any], output: Any) -> None:
+        heard.append(_Heard(inputs, _logits(output)))
+
+    handle = model.register_forward_hook(note, with_kwargs=True)
+    try:
+        yield heard
+    finally:
+        handle.remove()
+
+
+def _logits(output: Any) -> torch.Tensor:
+    logits: torch.Tensor = output.logits if getattr(output, "logits", None) is not None else output[0]
+    return logits
+
+
+def _output_error(model: nn.Module, heard: list[_Heard]) -> float | None:
+    """Largest difference from the logits that the library's own attention and experts give, relative to the largest."""
+    for module in model.modules():  # the eager experts: grouped_mm refuses rows that are no multiple of 16 bytes
+        if hasattr(config := getattr(module, "config", None), EXPERTS_CHOICE):
+            setattr(config, EXPERTS_CHOICE, "eager")
+    output, errors = None, []
+    with torch.no_grad():
+        for call in heard:
+            name, cache = cache_of(output)
+            inputs = call.inputs | ({name: cache} if call.inputs.get(name) is not None else {})
+            output = model(**inputs)
+            errors.append(_relative_error(call.logits, _logits(output)))
+    return None if None in errors or not errors else max(error for error in errors if error is not None)
+
+
+def _relative_error(ours: torch.Tensor, library: torch.Tensor) -> float | None:
+    finite = library.isfinite()
+    if not finite.any():
+        return None
+    if not torch.equal(finite, ours.isfinite()):
+        return torch.inf
+    largest = float(library[finite].abs().max())
+    return float((ours - library)[finite].abs().max()) / max(largest, torch.finfo(library.dtype).tiny)
