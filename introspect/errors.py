@@ -221,3 +221,22 @@ class MissingPackageError(IntrospectError):
         self.option = option
         self.extra = extra
         super().__init__(f"{option} needs {package}, which is not installed: pip install 'torch-introspect[{extra}]'")
+
+
+class ShrinkError(IntrospectError):
+    """No small twin of a model could be made to run it for real: says what stood in the way."""
+
+    def __init__(self, model: str, problem: str) -> None:
+        self.model = model
+        self.problem = problem
+        super().__init__(f"{model}: no small twin found: {problem}")
+
+
+class ShardingError(IntrospectError):
+    """A model cannot be sharded so: says what was asked, what stood against it, and what would do."""
+
+    def __init__(self, asked: str, found: str, expected: str) -> None:
+        self.asked = asked
+        self.found = found
+        self.expected = expected
+        super().__init__(f"cannot shard ({asked}): {found}; expected {expected}")

@@ -30,7 +30,8 @@ class Result:
     """The answer of one command for one model: CONTRACT.md's JSON as a value.
 
     `assumptions` are figures that were assumed (hardware peak, routing); `notes` are facts worth saying beside the
-    tables; `findings` is True when the command found something wrong (exit code 1).
+    tables; `findings` is True when the command found something wrong (exit code 1), `unreadable` when a part of its
+    input could not be read, so that the answer has a gap (exit code 2).
     """
 
     command: str
@@ -42,6 +43,7 @@ class Result:
     notes: tuple[str, ...] = ()
     unclassified: tuple[str, ...] = ()
     findings: bool = False
+    unreadable: bool = False
     figure: Figure | None = None  # what --plot draws
     text: str | None = None  # a drawing (mermaid, dot) that replaces the tables on stdout
 
