@@ -59,17 +59,37 @@ class Structure:
         for i, op in enumerate(graph.ops):
             if graph.nature[i] != "data" or op.kind == "loss":
                 continue
-            if op.kind == "lookup":
+            slots = self._data_slots(i)
+            inputs = [self._reads_stream(stream, i, slot) for slot in slots]
+            if op.kind == "lookup" or i in seeds:
                 stream[i] = True
             elif self.core[i]:
-                stream[i] = i in seeds
+                stream[i] = any(inputs) and self._within_tokens(i)
             else:
-                inputs = [self._reads_stream(stream, i, slot) for slot in self._data_slots(i)]
                 is_sum = self._is_sum(i) and graph.tensors[op.outputs[0]].shape[-1:] in widths
-                stream[i] = i in seeds or (bool(inputs) and (all(inputs) or (is_sum and any(inputs))))
-                if is_sum and any(inputs) and not all(inputs):
-                    self.residual_adds.add(i)
+                others = [slot for slot, read in zip(slots, inputs, strict=True) if not read]
+                weighted = any(inputs) and base_name(op) == "mul" and all(self._is_gate(i, slot) for slot in others)
+                stream[i] = bool(inputs) and (all(inputs) or weighted or (is_sum and any(inputs)))
+            if any(inputs) and not all(inputs) and self._is_sum(i) and stream[i]:
+                self.residual_adds.add(i)
         return stream
+
+    def _within_tokens(self, i: int) -> bool:
+        """A product of activations, independent for each token, none cached: mixes copies of the stream, not tokens."""
+        graph, tokens = self.graph, self.graph.trace.run.tokens
+        gemms = graph.ops[i].gemms
+        if not gemms or i in self.matrices or any(g.kind != "einsum" or g.batch % tokens for g in gemms):
+            return False
+        near = graph.back(graph.data_producers(i), lambda j: self.core[j])
+        return not any(graph.tensors[t].role == "cache" for j in (i, *near) for t in graph.ops[j].inputs)
+
+    def _is_gate(self, i: int, slot: int) -> bool:
+        """One number a row, and none that a top-k chose (routing weights scale what an expert reads)."""
+        graph = self.graph
+        if graph.tensors[graph.ops[i].inputs[slot]].shape[-1:] != (1,):
+            return False
+        near = graph.back([graph.producers[i][slot]], lambda j: self.core[j])
+        return not any(base_name(graph.ops[j]) in _CHOICES for j in near)
 
     def _skips(self) -> tuple[set[int], set[tuple[int, ...]]]:
         """Ops whose results skip a core and are added again, and the widths a stream has."""
@@ -128,9 +148,14 @@ class Structure:
 
     @cached_property
     def router(self) -> set[int]:
-        """Ops between the stream and the choice (top-k, argmax) of the experts."""
-        choices = {i for i in self._before(self.experts) if base_name(self.graph.ops[i]) in _CHOICES}
-        return self._before(choices) - self.experts
+        """Ops between the stream and the choice (top-k, argmax) of the experts, or the weights of their results."""
+        graph = self.graph
+        choices = {i for i in self._before(self.experts) if base_name(graph.ops[i]) in _CHOICES}
+        unmerged = graph.ahead(
+            (j for i in self.experts for j in graph.consumers[i]),
+            lambda j: self.stream[j] or base_name(graph.ops[j]) in _ADDS,
+        )
+        return (self._before(choices) | self._beside(unmerged)) - self.experts
 
     @cached_property
     def shared_experts(self) -> set[int]:
@@ -145,8 +170,18 @@ class Structure:
     @cached_property
     def mixers(self) -> set[int]:
         """Ops of token mixers: from the stream to the mixing ops, and from those to the add into the stream."""
-        mixing = self._mixing_ops
-        return (set(mixing) | self._before(mixing) | self.mixed | self._beside(self.mixed)) - self.experts
+        ends = {*self._mixing_ops, *self._cache_writes}
+        return (ends | self._before(ends) | self.mixed | self._beside(self.mixed)) - self.experts
+
+    @cached_property
+    def _cache_writes(self) -> list[int]:
+        """Ops that put something into the cache: only mixers do."""
+        graph = self.graph
+        return [
+            i
+            for i, op in enumerate(graph.ops)
+            if not graph.is_view(op) and any(graph.tensors[t].role == "cache" for t in op.outputs)
+        ]
 
     @cached_property
     def mixed(self) -> set[int]:
@@ -170,7 +205,7 @@ class Structure:
             if gemm.kind in ("attention_qk", "attention_pv", "scan"):
                 return True
             if gemm.kind == "einsum" and not graph.gemm_weights(i, gemm) and graph.gemm_reads_data(i, gemm):
-                return True
+                return not self._within_tokens(i)
             if gemm.kind == "conv" and gemm.rhs is not None and len(graph.tensors[gemm.rhs].shape) == 3:
                 return self.layer_of(i) is not None
         return False

@@ -3,7 +3,7 @@
 The parts are told by structure and dataflow of a recorded run, not by names (docs/conventions.md): they add up to
 `total`, and a bias belongs to its matrix's part. Tied parameters count once, under `embedding`. `active` is what one
 token uses: top-k of E routed experts, the embedding whole, nothing that no op read. `bias` are vectors added to a
-product (a LayerNorm's beta is `norm`). Rows fold equal layers of one kind; `layer_share` is the share of one such layer.
+product (a LayerNorm's beta is `norm`). Rows fold equal layers of one kind; `layer_share` is of one such layer.
 """
 
 from __future__ import annotations
