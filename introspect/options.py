@@ -50,7 +50,7 @@ class Option:
         if self.choices:
             return " or ".join(filter(None, [", ".join(self.choices[:-1]), self.choices[-1]]))
         bounds = [
-            f"{words} {bound:g}"
+            f"{words} {bound:,}"
             for words, bound in (("at least", self.at_least), ("above", self.above), ("at most", self.at_most))
             if bound is not None
         ]

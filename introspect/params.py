@@ -15,6 +15,10 @@ from typing import Any, Literal, Protocol
 from introspect.records import Phase, RunShape, Trace
 
 
+MOST = 10**9
+"""Sequences and tokens a sequence: beyond a billion, sizes of tensors leave 64 bits."""
+
+
 def option(
     default: Any,
     help: str,
@@ -49,10 +53,10 @@ class RunParams:
     """What to run."""
 
     phase: Phase = option("prefill", "what to run", choices=("prefill", "decode", "train"))
-    batch: int = option(1, "sequences", short="b")
-    seq: int = option(2048, "prompt tokens per sequence (prefill, train)", short="s")
+    batch: int = option(1, "sequences", short="b", at_most=MOST)
+    seq: int = option(2048, "prompt tokens per sequence (prefill, train)", short="s", at_most=MOST)
     context: int | None = option(
-        None, "cached tokens per sequence (default: 2048 in decode, 0 otherwise)", short="c", at_least=0
+        None, "cached tokens per sequence (default: 2048 in decode, 0 otherwise)", short="c", at_least=0, at_most=MOST
     )
     dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
     logits: Literal["all", "last"] = option("all", "positions the head runs on", choices=("all", "last"))
@@ -73,6 +77,25 @@ class RunParams:
             logits=self.logits,
             routing=self.routing,
             seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainParams:
+    """Which training step to run."""
+
+    batch: int = option(1, "sequences of one rank's step", short="b")
+    seq: int = option(2048, "tokens per sequence", short="s")
+    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
+    routing: Literal["balanced", "uniform", "zipf"] = option(
+        "balanced", "how tokens spread over experts", choices=("balanced", "uniform", "zipf")
+    )
+    seed: int = option(0, "seed of the routing policy", at_least=0)
+
+    def run_shape(self) -> RunShape:
+        """The step these options ask for, without checkpointing."""
+        return RunShape(
+            phase="train", batch=self.batch, seq=self.seq, dtype=self.dtype, routing=self.routing, seed=self.seed
         )
 
 

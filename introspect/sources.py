@@ -61,7 +61,7 @@ def resolve(
     A revision is a question to the repository: the catalog, which holds one copy, does not answer it. Raises a child of
     IntrospectError that says what was found, what was expected and what to do.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     status = _status(path) if model else None  # Path("") is the working directory
     file, _, factory = model.rpartition(":")
     is_factory = status is None and file.endswith(".py") and factory.isidentifier()
@@ -70,7 +70,7 @@ def resolve(
     if status is not None:
         return _from_path(model, path, status, trust_remote_code)
     if is_factory:
-        return _from_factory(model, Path(file).expanduser(), factory)
+        return _from_factory(model, Path(os.path.expanduser(file)), factory)
     if not HUB_ID.fullmatch(model):
         raise ModelNotFoundError(model, f"no such file or folder, and not a Hub id; expected {MODEL_FORMS}")
     if revision is None and (entry := catalog.find(model)) is not None:

@@ -32,9 +32,11 @@ MOST_BYTES = 512 * 10**6
 def cache_directory() -> Path:
     """$INTROSPECT_CACHE, else introspect/ in $XDG_CACHE_HOME or ~/.cache."""
     if named := os.environ.get("INTROSPECT_CACHE"):
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "introspect"
+        return Path(os.path.expanduser(named))
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "introspect"
+    home = os.path.expanduser("~")  # unchanged for a user without a home, as many a container's
+    return Path("/" if home == "~" else home) / ".cache" / "introspect"
 
 
 def entry_path(model_digest: str, model_id: str, run: RunShape) -> Path:

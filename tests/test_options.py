@@ -57,19 +57,21 @@ def test_plain_integers_are_read_exactly(value):
 
 @pytest.mark.parametrize("text", ["", "k", "1.5", "0.3k", "abc", "nan", "inf", "1e999999999", "8 192x", "0x10"])
 def test_what_is_no_whole_number_is_refused(text):
-    with pytest.raises(OptionError, match=r"--batch: got '.*', expected an integer at least 1"):
+    with pytest.raises(
+        OptionError, match=r"--batch: got '.*', expected an integer at least 1 and at most 1,000,000,000"
+    ):
         parse(OPTIONS["batch"], text)
 
 
 @pytest.mark.parametrize(
     ("given_options", "message"),
     [
-        ({"batch": 0}, "batch: got 0, expected an integer at least 1"),
-        ({"batch": -4}, "batch: got -4, expected an integer at least 1"),
-        ({"batch": 1.5}, "batch: got 1.5, expected an integer at least 1"),
-        ({"batch": True}, "batch: got True, expected an integer at least 1"),
-        ({"batch": None}, "batch: got None, expected an integer at least 1"),
-        ({"context": -1}, "context: got -1, expected an integer at least 0"),
+        ({"batch": 0}, "batch: got 0, expected an integer at least 1 and at most 1,000,000,000"),
+        ({"batch": -4}, "batch: got -4, expected an integer at least 1 and at most 1,000,000,000"),
+        ({"batch": 1.5}, "batch: got 1.5, expected an integer at least 1 and at most 1,000,000,000"),
+        ({"batch": True}, "batch: got True, expected an integer at least 1 and at most 1,000,000,000"),
+        ({"batch": None}, "batch: got None, expected an integer at least 1 and at most 1,000,000,000"),
+        ({"context": -1}, "context: got -1, expected an integer at least 0 and at most 1,000,000,000"),
         ({"mfu": 0}, "mfu: got 0, expected a number above 0 and at most 1"),
         ({"mfu": 1.01}, "mfu: got 1.01, expected a number above 0 and at most 1"),
         ({"mfu": float("nan")}, "mfu: got nan, expected a number above 0 and at most 1"),

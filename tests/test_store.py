@@ -25,6 +25,9 @@ def test_the_cache_directory_follows_the_platform(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/c")
     assert store.cache_directory() == Path("/c/.cache/introspect")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(store.os.path, "expanduser", lambda path: path)  # no such user, as in many containers
+    assert store.cache_directory() == Path("/.cache/introspect")
 
 
 def test_what_was_saved_is_loaded():
