@@ -72,9 +72,10 @@ def build(model: Source | nn.Module, dtype: str | None = None, inputs: dict[str,
 
 def _from_config(source: Source, asked: str | None, inputs: dict[str, Any] | None) -> BuiltModel:
     with _quiet():
+        _check_dtypes(source)
         chosen = remote_code.choose(source) if source.remote_code else architecture.choose(source)
         assumptions: tuple[str, ...] = ()
-        dtype = asked or _config_dtype(source, chosen.config)
+        dtype = asked or _config_dtype(chosen.config)
         if dtype is None:
             dtype, assumptions = "bf16", (BF16_ASSUMED,)
         module = _instantiate(source, chosen, torch_dtype(dtype))
@@ -178,15 +179,19 @@ def _asked_dtype(dtype: str) -> str:
     return name
 
 
-def _config_dtype(source: Source, config: PreTrainedConfig) -> str | None:
+def _check_dtypes(source: Source) -> None:
+    """Refuse a dtype that no module computes in; the config classes would stumble over it or take it as it is."""
+    for prefix, part in (("", source.config), ("text_config.", source.config.get("text_config") or {})):
+        for name in ("dtype", "torch_dtype"):
+            value = part.get(name)
+            if value not in {None, "auto"} and _compute_dtype(str(value)) is None:
+                raise ConfigError(source.id, prefix + name, value, f"one of {', '.join(COMPUTE_DTYPES)}")
+
+
+def _config_dtype(config: PreTrainedConfig) -> str | None:
     """The short name of the dtype the config names, or its text part when the whole names none."""
-    for part in (config, architecture.text_part(config)):
-        if part.dtype is not None and part.dtype != "auto":
-            name = _compute_dtype(part.dtype)
-            if name is None:
-                raise ConfigError(source.id, "dtype", str(part.dtype), f"one of {', '.join(COMPUTE_DTYPES)}")
-            return name
-    return None
+    named = config.dtype if config.dtype is not None else architecture.text_part(config).dtype
+    return None if named is None else _compute_dtype(named)
 
 
 def _module_dtype(module: nn.Module) -> str:

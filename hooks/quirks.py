@@ -10,6 +10,9 @@ RUNTIME_FIELDS = frozenset(
 )
 """Kernel choices some files carry. They ask for packages (flash-attn) and change no parameter; a run makes its own."""
 
+DTYPE_FIELDS = frozenset({"dtype", "torch_dtype"})
+"""Dropped where they say "auto" (the dtype of the stored weights): a config class would look it up in torch."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
@@ -39,7 +42,7 @@ REPAIRS = {
 def repaired(raw: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A copy of the raw config as it is built, and a note for each change a reader should know of."""
     notes = []
-    config = _without(raw, RUNTIME_FIELDS)
+    config = _without(raw, RUNTIME_FIELDS | {name for name in DTYPE_FIELDS if raw.get(name) == "auto"})
     if _holds(config, "quantization_config"):
         # The quantisers replace modules by packed ones; a format's bytes are computed from the logical matrices.
         config = _without(config, frozenset({"quantization_config"}))
