@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from introspect.hooks.collectives import collective
 from introspect.hooks.derived_masks import resolve_masks
 from introspect.hooks.dtypes import dtype_name
 from introspect.hooks.eager_attention import mark_eager_attention
@@ -159,6 +160,7 @@ def _op(
         gemms=gemms,
         attention=attention_call(raw, recorder.views),
         experts=experts,
+        collective=collective(raw) if kind == "collective" else None,
         backward=raw.backward,
     )
 
@@ -212,8 +214,9 @@ def _parameters(recorder: Recorder, model: nn.Module, touched: set[int]) -> tupl
             found.append(
                 Parameter(
                     path=path,
-                    shape=tuple(tensor.shape),
+                    shape=recorder.views[recorder.view(tensor)].shape,
                     dtype=dtype_name(tensor.dtype),
+                    global_shape=tuple(tensor.shape) if hasattr(tensor, "_local_tensor") else None,
                     touched=storage in touched,
                     buffer=buffer,
                     tied_to=tied_to,

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ExpertsInterface
 
-from introspect.hooks.routing import rows_per_expert
+from introspect.hooks.routing import expert_choice, rows_per_expert
 from introspect.hooks.shadow import Shadow
 from introspect.records import RunShape
 
@@ -135,6 +135,33 @@ def grouped_linear(
     """Call the op: row block i of x times expert i's matrix."""
     out: torch.Tensor = torch.ops.introspect.grouped_linear(x.to(w.dtype), w, bias, rows, transposed, tokens, top_k)
     return out
+
+
+@contextmanager
+def routed_dispatch(model: nn.Module, shadow: Shadow, run: RunShape) -> Iterator[None]:
+    """Under expert parallelism the dispatch reads the router's choice before any expert runs: give it the policy's.
+
+    Every rank is taken to route alike. Only modules whose experts are split over ranks are wrapped; undone on exit.
+    """
+    wrapped = [m for m in model.modules() if getattr(m, "_is_expert_parallel", False) and "forward" in vars(m)]
+    originals = [m.forward for m in wrapped]
+    for layer, (module, forward) in enumerate(zip(wrapped, originals, strict=True)):
+        module.forward = _with_choice(forward, shadow, run, module.num_experts * run.ep, run.seed + layer)
+    try:
+        yield
+    finally:
+        for module, forward in zip(wrapped, originals, strict=True):
+            module.forward = forward
+
+
+def _with_choice(forward: Any, shadow: Shadow, run: RunShape, experts: int, seed: int) -> Any:
+    def routed(hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+        tokens, top_k = top_k_index.shape
+        if not shadow.knows(top_k_index):
+            shadow.give_later(top_k_index, lambda: expert_choice(run.routing, tokens, top_k, experts, seed))
+        return forward(hidden_states, top_k_index, top_k_weights)
+
+    return routed
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect.hooks.gradients import Origins
@@ -78,6 +79,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op (or answer it from shadow values) and append it to `ops`."""
         kwargs = kwargs or {}
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # a sharded tensor turns itself into ops on its local part, which come here again
         if self.paused:
             return self._shadow.run(func, args, kwargs)
         out = self._shadow.run(func, args, kwargs)
@@ -101,7 +104,9 @@ class Recorder(TorchDispatchMode):
         return RawOp(func, path, ins, outs, args, kwargs, True, source)
 
     def view(self, tensor: torch.Tensor) -> int:
-        """Index of this tensor's view in `views`; equal views of one storage share an index."""
+        """Index of this tensor's view in `views`; equal views of one storage share an index. Of a sharded parameter it
+        is this rank's part."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
         known = self._seen.get(id(tensor))
         if known is not None and known[0] is tensor:
             return known[1]

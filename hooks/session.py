@@ -14,14 +14,14 @@ from torch import nn
 from introspect.hooks import attention as attention_hooks
 from introspect.hooks import experts as experts_hooks
 from introspect.hooks.attention import AttentionObserver, attention_interface
-from introspect.hooks.experts import ExpertsObserver, experts_interface
+from introspect.hooks.experts import ExpertsObserver, experts_interface, routed_dispatch
 from introspect.hooks.functions import FunctionObserver
 from introspect.hooks.modules import ModuleStack
 from introspect.hooks.recorder import Recorder
 from introspect.hooks.shadow import Shadow
 from introspect.records import RunShape
 
-_ATTENTION, _EXPERTS = "_attn_implementation_internal", "_experts_implementation_internal"
+_ATTENTION, EXPERTS_CHOICE = "_attn_implementation_internal", "_experts_implementation_internal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ def session(model: nn.Module, run: RunShape, budget: int | None = None) -> Itera
         undo.enter_context(attention_interface(attention, additive=additive))
         undo.enter_context(experts_interface(ExpertsObserver(shadow, run)))
         undo.enter_context(_implementations(model))
+        undo.enter_context(routed_dispatch(model, shadow, run))
         undo.enter_context(stack.watching(model))
         undo.enter_context(FunctionObserver(attention, shadow))
         undo.enter_context(recorder)
@@ -73,8 +74,8 @@ def _implementations(model: nn.Module) -> Iterator[None]:
             config = getattr(module, "config", None)
             if config is None or not hasattr(config, _ATTENTION) or any(c is config for c, _ in saved):
                 continue
-            saved.append((config, {name: getattr(config, name, None) for name in (_ATTENTION, _EXPERTS)}))
-            setattr(config, _EXPERTS, experts_hooks.NAME)
+            saved.append((config, {name: getattr(config, name, None) for name in (_ATTENTION, EXPERTS_CHOICE)}))
+            setattr(config, EXPERTS_CHOICE, experts_hooks.NAME)
         for module in model.modules():
             if getattr(module, "_supports_attention_backend", False) and hasattr(module, "config"):
                 setattr(module.config, _ATTENTION, attention_hooks.NAME)

@@ -38,6 +38,16 @@ ASKING = {
     aten.repeat_interleave.Tensor: "torch.repeat_interleave",
 }
 
+
+
+def _exchanged(received: torch.Tensor, sent: torch.Tensor, *_: Any) -> None:
+    """An all-to-all of counts when every rank routes alike: each sends this rank what this rank sends to itself."""
+    received.copy_(sent[:1].expand_as(received))
+
+
+# Ops that no value can be computed with on one rank, and what stands for them.
+SUBSTITUTES = {torch.ops.c10d.alltoall_base_.default: _exchanged}
+
 # Frames of these folders relay a question; the line that asked lies outside them.
 RELAYS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.abspath(__file__)), os.path.dirname(__file__), "<")
 
@@ -85,6 +95,10 @@ class Shadow:
         self._kept.append(tensor)
         return tensor
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's value follows (without computing it)."""
+        return tensor.device.type != "meta" or tensor.untyped_storage()._cdata in self._recipes
+
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The CPU value of `tensor`; None when it depends on weights or is too large to compute."""
         if tensor.device.type != "meta":
@@ -108,6 +122,8 @@ class Shadow:
     def _follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         recipes = self._recipes
         outputs = [out] if isinstance(out, torch.Tensor) else out
+        if func in SUBSTITUTES:  # a collective returns a handle; what it writes is its first operand
+            outputs = [args[0]]
         if not isinstance(outputs, (list, tuple)):
             return
         known, written = True, set()
@@ -116,7 +132,7 @@ class Shadow:
             written.add(address)
             known = known and address in recipes
         known = known and torch.Tag.nondeterministic_seeded not in func.tags
-        mutates = func._schema.is_mutable
+        mutates = func._schema.is_mutable or func in SUBSTITUTES
         for position, tensor in enumerate(outputs):
             if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
                 continue
@@ -132,7 +148,7 @@ class Shadow:
                 func,
                 _capture(args, recipes),
                 _capture_keywords(kwargs, recipes),
-                None if isinstance(out, torch.Tensor) else position,
+                position if isinstance(out, (list, tuple)) else None,
                 before.layout if before is not None else _layout(tensor),
                 before=Source(before, _layout(tensor)) if before is not None else None,
             )
@@ -256,9 +272,12 @@ def _evaluate(source: Source) -> torch.Tensor:
 
 def _compute(recipe: Recipe) -> torch.Tensor:
     args, kwargs = _resolve(recipe.args), _resolve(recipe.kwargs)
+    func = SUBSTITUTES.get(recipe.func, recipe.func)
     if recipe.before is None:
-        out = recipe.func(*args, **kwargs)
+        out = func(*args, **kwargs)
         result: torch.Tensor = out if recipe.output is None else out[recipe.output]
+        if "empty" in recipe.func.__name__:  # what is read before it is written must at least be the same every time
+            result.zero_()
         shape, stride, _ = recipe.layout
         if result.stride() != stride or result.storage_offset() != 0:
             moved = torch.empty_strided(shape, stride, dtype=result.dtype)
@@ -269,7 +288,7 @@ def _compute(recipe: Recipe) -> torch.Tensor:
     base = base_value.clone()  # the version before stays readable for recipes that used it
     shape, stride, offset = recipe.before.layout
     target = base.as_strided(shape, stride, offset - recipe.layout[2])
-    recipe.func(target, *args[1:], **kwargs)
+    func(target, *args[1:], **kwargs)
     return base
 
 

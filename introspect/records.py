@@ -73,6 +73,7 @@ class Parameter:
     touched: bool
     buffer: bool = False
     tied_to: str | None = None  # the first path that shares this storage; None when this is the first
+    global_shape: tuple[int, ...] | None = None  # of a sharded run: the whole parameter; None where every rank has it all
 
     @property
     def count(self) -> int:
@@ -172,6 +173,18 @@ class ExpertCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective of a sharded run. `payload_bytes`: the whole reduced tensor of an all_reduce, the gathered one of an
+    all_gather, the one to be scattered of a reduce_scatter, what a rank sends in an all_to_all (its own share included).
+    `group`: "tp" or "ep"; `ranks` of it."""
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+    payload_bytes: int
+    group: str
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One dispatched op. `module` is the path of the innermost running module ("" is the root). `kind` is "gemm" for
     ops with products, otherwise a name of hooks/op_kinds.py; "unclassified" when no rule knows the op."""
@@ -184,6 +197,7 @@ class Op:
     gemms: tuple[Gemm, ...] = ()
     attention: AttentionCall | None = None
     experts: ExpertCall | None = None
+    collective: Collective | None = None
     backward: bool = False
 
 
@@ -268,6 +282,7 @@ class Trace:
     ops: tuple[Op | Repeat, ...]
     cache: tuple[CacheTensor, ...] = ()
     saved_bytes: int | None = None  # train: unique storages saved for backward that are no parameter
+    saved: tuple[int, ...] = ()  # those storages; () where they were counted by a fit over shorter runs
     recomputed_bytes: int | None = None  # train with checkpointing: the largest set saved while one layer is recomputed
     rope: tuple[Rope, ...] = ()
     decisions: tuple[Decision, ...] = ()

@@ -92,6 +92,10 @@ class Live:
             from introspect.hooks.build import build
             from introspect.hooks.observe import observe
 
+            if run.tp > 1 or run.ep > 1:
+                from introspect.hooks.sharding import observe_sharded
+
+                return observe_sharded(self.model, run)
             built = build(self.model, run.dtype, None if self.inputs is None else dict(self.inputs))
             return observe(built.module, built.identity, run, built.inputs, built.assumptions)
 
