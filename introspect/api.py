@@ -74,9 +74,13 @@ def analyze(command: str, model: Any = None, **options: Any) -> Result | tuple[R
     `model` as for `trace()`, or a stored Trace or the path of a saved one; a list of them where the command takes
     several. A command of many models returns one result for each. Raises a child of IntrospectError.
     """
-    several = isinstance(model, Sequence) and not isinstance(model, str)
-    models = tuple(model) if several else () if model is None else (model,)
-    results = answer(load_command(command), models, options).results
+    found = load_command(command)
+    models: tuple[Any, ...] = () if model is None else (model,)
+    if "model" in {member.name for member in fields(found.params)}:  # a command that finds its model itself
+        models, options = (), options | {"model": model}
+    elif isinstance(model, Sequence) and not isinstance(model, str):
+        models = tuple(model)
+    results = answer(found, models, options).results
     return results[0] if len(results) == 1 else results
 
 

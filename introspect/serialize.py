@@ -9,16 +9,15 @@ own text, so a file that was cut or edited is refused and not believed.
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from hashlib import sha256
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from introspect.collector import no_collection
 from introspect.errors import TraceFormatError
 from introspect.records import SCHEMA_VERSION, Trace
 
@@ -36,7 +35,7 @@ def trace_to_json(trace: Trace) -> str:
 
 def trace_from_json(text: str, source: str) -> Trace:
     """The trace that `trace_to_json` wrote; `source` names the file in the TraceFormatError for anything else."""
-    with _no_collection():
+    with no_collection():
         try:
             document = json.loads(text)
         except ValueError as error:
@@ -56,18 +55,6 @@ def trace_from_json(text: str, source: str) -> Trace:
 def _head(rest: str) -> str:
     """The fixed-width start of a document, which holds the digest of all that follows it."""
     return f'{{"introspect_trace":{SCHEMA_VERSION},"sha256":"{sha256(rest.encode()).hexdigest()}",'
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Ten thousands of new objects and no garbage: the collector would only walk them, again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @cache

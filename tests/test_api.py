@@ -71,6 +71,11 @@ def test_several_models_give_several_results():
     assert introspect.analyze("pair", [small_trace()]).totals == {"params": 32}
 
 
+def test_a_command_that_finds_its_model_itself_takes_it_as_an_option():
+    assert introspect.analyze("crash", "a/b", how="note").notes == ("a/b",)
+    assert introspect.analyze("crash", how="note").notes == ("None",)
+
+
 def test_doubts_are_what_was_assumed_or_unknown():
     assert answer(load_command("demo"), [small_trace()], {}).doubts == ()
     assert answer(load_command("demo"), [small_trace(doubtful=True)], {}).doubts == (

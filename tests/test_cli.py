@@ -140,6 +140,11 @@ def test_findings_are_exit_code_1(call, saved):
     assert call("demo", saved, "--fail")[0] == 1
 
 
+def test_a_part_that_could_not_be_read_is_exit_code_2(call):
+    assert call("crash", "--how", "unreadable")[0] == 2
+    assert call("crash", "--how", "note")[0] == 0
+
+
 def test_strict_refuses_what_was_assumed_or_unknown(call, saved, doubtful):
     assert call("demo", saved, "--strict")[0] == 0
     assert call("demo", doubtful)[0] == 0

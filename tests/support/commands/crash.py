@@ -1,4 +1,4 @@
-"""Fail in a way nobody foresaw."""
+"""Fail in a way nobody foresaw, or answer at once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ EXAMPLES = ("introspect crash",)
 class Params:
     """How to fail."""
 
-    how: str = option("ZeroDivisionError", "name of the exception, wait or swallow")
+    model: str | None = option(None, "what it would fail on", positional=True)
+    how: str = option("ZeroDivisionError", "name of the exception, wait, swallow, note or unreadable")
 
 
 def analyze(params: Params) -> Result:
     """Raise what was asked for."""
+    if params.how in ("note", "unreadable"):
+        return Result(command="crash", notes=(str(params.model),), unreadable=params.how == "unreadable")
     if params.how == "wait":
         print("ready", flush=True)
         Event().wait()
