@@ -10,7 +10,7 @@ from introspect.analyzers._numerics_theory import Line
 from introspect.figures import Panel, Series
 from introspect.numerics_record import SOFTMAX_WIDTH, VARIANCE_WIDTH, WEIGHT_UPDATE, Measurement
 
-CAPTION = "Marks: measured (root mean square). Lines and bars: expected. Dashed: bound."
+CAPTION = "Marks: measured (root mean square). Lines and bars: expected. Dashed: bound, or where noise ends."
 _SMALLEST_DRAWN = 1e-8  # below every error measured here; shares of gradients go on to 1e-14
 
 

@@ -4,8 +4,8 @@ Without options: the formats and every experiment. `measured` is the root mean s
 `largest` the largest of them; `expected` is what theory predicts for this data, `bound` what no correct computation
 passes (`holds`; a violation is exit code 1). `--gemm M,K,N --dtype D` answers how far two correct kernels of that
 product may lie apart, so that noise can be told from a bug: differences are in units of the root mean square of the
-product, `limit` is where noise ends, and kernels with a planted bug show what lies beyond. All formulas and sources
-are in docs/numerics.md. The 14-bit tensor-core accumulation is imitated from a description, not measured on a GPU.
+product, `gemm_noise_limit` is where noise ends, and kernels with a planted bug show what lies beyond. All formulas and
+sources are in docs/numerics.md. The 14-bit tensor-core accumulation is imitated from a description, not measured.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _assumptions(record: NumericsRecord) -> tuple[str, ...]:
     assumed = [text for name, text in about.items() if name in ran]
     if record.gemm:
         assumed.append(
-            "gemm: fp32 additions round to nearest; a tensor core that cuts instead doubles the fp32 parts of bound and "
-            "tolerance"
+            "gemm: fp32 additions round to nearest; a tensor core that cuts instead doubles the fp32 parts of bound "
+            "and tolerance"
         )
     return tuple(dict.fromkeys(assumed))

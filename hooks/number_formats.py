@@ -70,8 +70,9 @@ def _mx_patterns(exponent_bits: int, mantissa_bits: int) -> Tensor:
     exponent = (codes >> mantissa_bits) & (2**exponent_bits - 1)
     sign: Tensor = 1.0 - 2.0 * (codes >> (exponent_bits + mantissa_bits)).double()
     normal = (exponent > 0).double()
-    power = torch.exp2((exponent.clamp(min=1) - (2 ** (exponent_bits - 1) - 1)).double())
-    return sign * (normal + mantissa) * power
+    bias: int = 2 ** (exponent_bits - 1) - 1
+    size: Tensor = (normal + mantissa) * torch.exp2((exponent.clamp(min=1) - bias).double())
+    return sign * size
 
 
 def _integers(low: int, high: int) -> Tensor:

@@ -33,6 +33,6 @@ def gather(params: NumericsParams) -> NumericsRecord:
         return NumericsRecord(
             formats=number_formats(),
             measurements=tuple(point for name in wanted for point in measure(name, params.seed)),
-            gemm=measure_gemm(*shape, params.dtype, params.seed) if shape else None,
+            gemm=measure_gemm(*shape, params.gemm_dtype, params.seed) if shape else None,
             versions={"torch": torch.__version__},
         )

@@ -77,6 +77,7 @@ def save_figures(figures: Sequence[Figure], path: str) -> None:
     """
     import matplotlib
     from matplotlib.figure import Figure as Canvas
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     suffix = Path(path).suffix.lower()[1:]
     panels = [panel for figure in figures for panel in figure.panels]
@@ -84,8 +85,8 @@ def save_figures(figures: Sequence[Figure], path: str) -> None:
     rows = -(-len(panels) // columns)
     # A fixed salt and no date: the same figure is the same file.
     with matplotlib.rc_context({"svg.hashsalt": "introspect", "font.size": 9}):
-        canvas = Canvas(figsize=(columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained")
-        canvas.get_layout_engine().set(h_pad=0.12)
+        size = (columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1])
+        canvas = Canvas(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.12))
         axes = canvas.subplots(rows, columns, squeeze=False).flatten()
         for panel, ax in zip(panels, axes, strict=False):
             _draw(panel, ax)
@@ -124,8 +125,10 @@ def _draw(panel: Panel, ax: Axes) -> None:
     if panel.log_y:
         ax.set_yscale("log")
     if panel.ticks:
-        long = any(len(tick) > _LONG_TICK for tick in panel.ticks)
-        ax.set_xticks(range(len(panel.ticks)), panel.ticks, **({"rotation": 20, "ha": "right"} if long else {}))
+        ax.set_xticks(range(len(panel.ticks)), panel.ticks)
+        if any(len(tick) > _LONG_TICK for tick in panel.ticks):
+            for label in ax.get_xticklabels():
+                label.set(rotation=20, ha="right")
         ax.set_xlim(-0.5, len(panel.ticks) - 0.5)
     ax.grid(visible=True, which="major", linewidth=0.4, alpha=0.6)
     if any(series.label for series in panel.series):

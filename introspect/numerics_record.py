@@ -85,12 +85,18 @@ class NumericsParams(PlotParams):
 
     experiment: tuple[str, ...] = option((), "only this experiment, repeatable (default: all)", choices=EXPERIMENTS)
     gemm: str | None = option(None, "noise between correct kernels of one product, instead", metavar="M,K,N")
-    dtype: str = option("bf16", "operands of --gemm", choices=tuple(GEMM_OUTPUT))
+    dtype: str | None = option(None, "operands of --gemm (default: bf16)", choices=tuple(GEMM_OUTPUT))
     seed: int = option(0, "seed of all random numbers", at_least=0)
 
     def __post_init__(self) -> None:
-        """Refuse a --gemm that is no product before anything is measured."""
-        _ = self.gemm_shape
+        """Refuse a --gemm that is no product, and a --dtype of none, before anything is measured."""
+        if self.gemm_shape is None and self.dtype is not None:
+            raise OptionError("--dtype", self.dtype, "--gemm M,K,N beside it: it names the operands of that product")
+
+    @property
+    def gemm_dtype(self) -> str:
+        """The operands' format."""
+        return self.dtype or "bf16"
 
     @property
     def gemm_shape(self) -> tuple[int, int, int] | None:

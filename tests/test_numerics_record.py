@@ -19,6 +19,20 @@ def test_anything_else_is_refused_before_anything_is_measured(text):
     assert str(error.value) == f"--gemm: got {text!r}, expected M,K,N: three integers from 1, K up to 262144"
 
 
+def test_operands_without_a_product_are_refused_not_ignored():
+    with pytest.raises(OptionError) as error:
+        NumericsParams(dtype="fp16")
+
+    assert str(error.value) == (
+        "--dtype: got 'fp16', expected --gemm M,K,N beside it: it names the operands of that product"
+    )
+
+
+def test_a_product_is_of_bf16_unless_said_otherwise():
+    assert NumericsParams(gemm="1,1,1").gemm_dtype == "bf16"
+    assert NumericsParams(gemm="1,1,1", dtype="fp32").gemm_dtype == "fp32"
+
+
 @pytest.mark.parametrize(
     ("largest", "epsilon", "threshold"),
     [
