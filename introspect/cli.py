@@ -114,6 +114,8 @@ def _answer(command: Command, argv: list[str]) -> int:
     form, output, strict, table = (given.pop(name) for name in ("format", "output", "strict", "table"))
     if any(option.name == "format" for option in options_of(command.params)):
         given["format"] = form
+    if table is not None and form not in ("table", "markdown", "csv"):
+        raise UsageError(parser.prog, f"--table chooses what table, markdown and csv show, {form} is always whole")
     options = {option.name: option for option in _options(command)}
     values = {name: _parsed(options[name], value) for name, value in given.items()}
     found = answer(command, models, values, flags=True)

@@ -193,7 +193,7 @@ def _text_table(columns: list[_Column], width: int | None) -> str:
     """The table, fitted to `width`: empty columns left out, then names and texts folded, then columns stacked."""
     if width is None or _total_width(columns) <= width:
         return _tabulate(columns, "simple")
-    columns = _narrowed([column for column in columns if set(column.cells) != {"-"}], width)
+    columns = _narrowed([column for column in columns if set(column.cells) != {"-"}] or columns, width)
     return "\n\n".join(_tabulate(block, "simple") for block in _blocks(columns, width))
 
 

@@ -112,6 +112,10 @@ def test_nothing_is_written_when_something_is_wrong(call, saved, tmp_path):
         ),
         (["demo", "MODEL", "--context", "17"], "holds one run (context 16) and cannot answer for another (context 17)"),
         (["demo", "MODEL", "--table", "gemm"], "unknown table of `introspect demo` gemm; did you mean gemms?"),
+        (
+            ["demo", "MODEL", "--table", "gemms", "--format", "json"],
+            "--table chooses what table, markdown and csv show",
+        ),
         (["demo", "MODEL", "-o", "/no/such/folder/x"], "/no/such/folder/x: cannot write it: No such file or directory"),
         (["demo", "./missing.json"], "no model './missing.json'"),
         (["gpus", "MODEL"], "unrecognized arguments"),

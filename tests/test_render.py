@@ -154,6 +154,15 @@ def test_columns_without_a_value_are_left_out_only_where_width_is_short():
     assert "gone" not in render([result], width=8)
 
 
+@pytest.mark.parametrize("form", ["table", "markdown", "csv"])
+@pytest.mark.parametrize("width", [None, 3])
+def test_tables_without_rows_or_values_are_shown_when_asked_for(form, width):
+    result = Result(command="a", tables={"gone": Table(units={"gone": "B"}, rows=({"gone": None},))})
+
+    assert "a" in render([RESULT], form, table="empty", width=width)
+    assert "gone" in render([result], form, width=width)
+
+
 def test_a_figure_that_is_no_number_is_a_mistake_of_ours():
     with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
         render([Result(command="a", totals={"x": float("inf")})], "json")
