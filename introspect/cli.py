@@ -84,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line; errors are raised."""
     first, rest = (argv[0], list(argv[1:])) if argv else ("--help", [])
     if first in ("-h", "--help"):
-        print(overview(), end="")
+        print(overview(), end="", file=sys.stdout if argv else sys.stderr)
         return FINE if argv else USAGE
     if first == "--version":
         print(f"introspect {VERSION}")

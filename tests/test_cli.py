@@ -225,7 +225,7 @@ def test_the_overview_lists_every_command_with_its_line(call):
     assert code == 0
     assert all(f"\n  {name} " in out for name in command_names())
     assert "Count the products of a model" in out
-    assert call()[0] == 2  # nothing asked
+    assert call() == (2, "", out)  # nothing asked: no data
 
 
 def test_the_version_is_the_packages(call):
