@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def answer(command: Command, models: Sequence[Any], options: Mapping[str, Any], 
     if plot:
         check_plot_path(plot)
     found = command.analyze(*_arguments(command, params, opened))
-    results = found if isinstance(found, tuple) else (found,)
+    results = tuple(_with_model_notes(one, opened) for one in (found if isinstance(found, tuple) else (found,)))
     if plot:
         save_figures([result.figure for result in results if result.figure], plot)
     return Answer(results=results, doubts=tuple(_doubts(opened)))
@@ -140,6 +140,14 @@ def _run_of(trace: Trace, names: set[str]) -> dict[str, Any]:
     """The run of a stored trace as options, so that only a run that was asked for otherwise can disagree with it."""
     run = {member.name: getattr(trace.run, member.name) for member in fields(trace.run)}
     return {name: value for name, value in run.items() if name in names}
+
+
+def _with_model_notes(result: Result, opened: Sequence[Stored | Live]) -> Result:
+    """A result that also says what was decided while its model was built (another class, a quantiser left out)."""
+    model = result.model or {}
+    traces = [trace for one in opened for trace in one.handed if trace.model.id == model.get("id")]
+    notes = [*result.notes, *(note for trace in traces for note in trace.model.notes)]
+    return replace(result, notes=tuple(dict.fromkeys(notes)))
 
 
 def _doubts(opened: Sequence[Stored | Live]) -> list[str]:

@@ -22,6 +22,7 @@ from introspect.strict_json import MAX_BYTES, JsonProblem, parse_object
 
 Kind = Literal["file", "directory", "factory", "catalog", "cache", "hub", "object"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+FILE_SUFFIXES = frozenset({".json", ".py", ".gguf", ".safetensors", ".bin", ".pt"})
 MODEL_FORMS = "a config.json, a folder with one, a Hub id, or file.py:factory"
 
 
@@ -71,7 +72,7 @@ def resolve(
         return _from_path(model, path, status, trust_remote_code)
     if is_factory:
         return _from_factory(model, Path(os.path.expanduser(file)), factory)
-    if not HUB_ID.fullmatch(model):
+    if not HUB_ID.fullmatch(model) or path.suffix in FILE_SUFFIXES:
         raise ModelNotFoundError(model, f"no such file or folder, and not a Hub id; expected {MODEL_FORMS}")
     if revision is None and (entry := catalog.find(model)) is not None:
         return _from_catalog(entry)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from support.small_trace import small_trace
 
@@ -21,6 +23,14 @@ def test_a_stored_trace_answers_without_repeating_its_run():
 def test_a_stored_trace_asked_for_another_run_is_refused():
     with pytest.raises(TraceShapeError, match=r"context 16\) and cannot answer for another \(context 17\)"):
         introspect.analyze("demo", small_trace(), context=17)
+
+
+def test_what_was_decided_while_a_model_was_built_is_said_once():
+    trace = small_trace()
+    noted = replace(trace, model=replace(trace.model, notes=("built as another class",)))
+
+    assert introspect.analyze("demo", trace).notes == ()
+    assert introspect.analyze("demo", noted).notes == ("built as another class",)
 
 
 def test_a_saved_trace_is_a_model(tmp_path):

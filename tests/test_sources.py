@@ -187,7 +187,9 @@ class TestPaths:
             f"--revision: got 'main', expected no revision: {path} is a path, and only Hub models have any"
         )
 
-    @pytest.mark.parametrize("model", ["./nothing", "/nowhere/config.json", "a/b/c", "a b", "", "a\0b", "../x"])
+    @pytest.mark.parametrize(
+        "model", ["./nothing", "/nowhere/config.json", "a/b/c", "a b", "", "a\0b", "../x", "config.json", "a/m.gguf"]
+    )
     def test_a_path_that_is_not_there(self, model):
         message = refusal(ModelNotFoundError, model)
         assert "no such file or folder, and not a Hub id; expected a config.json, a folder with one" in message
