@@ -25,12 +25,13 @@ from introspect.units import DTYPE_BITS
 class Part:
     """What one layer holds for one purpose, for one sequence.
 
-    `row_bits` are the bits that one kept token takes, `state_bytes` what does not depend on the tokens. `kind`: MHA,
-    GQA or MQA by the heads in the cache; sliding; MLA; shared (reads another layer's, holds nothing); cross (a fixed
-    encoder context); index (keys of a sparse-attention indexer); compressed (a row for several tokens); linear (a
-    matrix per head), state (a vector per channel) or convolution. Widths are those the attention call works with.
-    `flops_per_key` is what an engine spends on each key that a new token attends; `read_bits` what that key takes in
-    the cache it is read from. `selected`: keys that a sparse attention keeps of all it could see.
+    `row_bits` are the bits that one kept token takes, as `row_vectors` vectors (a key and a value of each cached head)
+    of `row_elements` in all; `state_bytes` what does not depend on the tokens. `kind`: MHA, GQA or MQA by the heads in
+    the cache; sliding; MLA; shared (reads another layer's, holds nothing); cross (a fixed encoder context); index (keys
+    of a sparse-attention indexer); compressed (a row for several tokens); linear (a matrix per head), state (a vector
+    per channel) or convolution. Widths are those the attention call works with. `flops_per_key` is what an engine
+    spends on each key that a new token attends; `read_bits` what that key takes in the cache it is read from.
+    `selected`: keys that a sparse attention keeps of all it could see.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Part:
     dtype: str
     row_bits: int = 0
     row_elements: int = 0
+    row_vectors: int = 0
     state_bytes: int = 0
     window: int | None = None
     selected: int | None = None
@@ -88,7 +90,9 @@ def cache_parts(structure: Structure, engine: Iterable[Product]) -> tuple[Part, 
             own = _read_by(own, calls[0], tensors[0])
         parts.append(own)
         parts.extend(
-            replace(_read_by(own, call, tensors[0]), kind="shared", row_bits=0, row_elements=0, state_bytes=0)
+            replace(
+                _read_by(own, call, tensors[0]), kind="shared", row_bits=0, row_elements=0, row_vectors=0, state_bytes=0
+            )
             for call in calls[1:]
         )
     return tuple(sorted(parts, key=lambda part: part.layer))
@@ -190,6 +194,9 @@ def _held(purpose: str, layer: Layer, tensors: list[CacheTensor], batch: int, co
         dtype=tensors[0].dtype,
         row_bits=bits,
         row_elements=sum(_row_elements(tensor) for tensor in tensors) // batch,
+        row_vectors=sum(
+            tensor.shape_after[1] for tensor in tensors if tensor.shape_after and len(tensor.shape_after) == 4
+        ),
         window=next((tensor.window for tensor in tensors if tensor.window is not None), None),
         read_bits=bits,
     )
