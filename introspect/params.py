@@ -138,5 +138,12 @@ class Traces(Protocol):
         """Records of another model (a draft, the B of a diff), found the same way."""
         ...
 
+    def gather(self, function: str, **options: Any) -> Any:
+        """A fact that no run shows, from a function of hooks/ ("rope.gather_scaled_rope") given the built module.
+
+        The model is built, and torch imported, only now. Raises OptionError for a stored trace, which has no module.
+        """
+        ...
+
 
 Analyze = Callable[..., Any]

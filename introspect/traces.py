@@ -6,6 +6,7 @@ imported when a model really has to run, never for a stored answer.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -47,6 +48,10 @@ class Stored:
         """Records of another model, found the same way."""
         return open_model(model, self.access)
 
+    def gather(self, function: str, **options: Any) -> Any:
+        """Refused: a stored trace has no module to ask."""
+        raise OptionError("MODEL", "a stored trace", "a model that can be built: this needs more than its record")
+
 
 @dataclass(frozen=True, slots=True)
 class Live:
@@ -71,6 +76,14 @@ class Live:
     def other(self, model: str) -> Stored | Live:
         """Records of another model, found the same way."""
         return open_model(model, self.access)
+
+    def gather(self, function: str, **options: Any) -> Any:
+        """What `function` of hooks/, as "rope.gather_scaled_rope", makes of the module, built anew for it."""
+        from introspect.hooks.build import build
+
+        module, name = function.split(".")
+        built = build(self.model, None, None if self.inputs is None else dict(self.inputs))
+        return getattr(importlib.import_module(f"introspect.hooks.{module}"), name)(built.module, **options)
 
     def _recall_or_observe(self, run: RunShape) -> Trace:
         source = self.model
