@@ -70,4 +70,5 @@ def _as_gradient(gemm: Gemm, forward: Gemm, weights: set[int], tensors: tuple[Te
         return gemm
     reads_weight = any(i is not None and tensors[i].storage in weights for i in (gemm.lhs, gemm.rhs))
     has_weight = any(i is not None and tensors[i].storage in weights for i in (forward.lhs, forward.rhs))
-    return replace(gemm, kind=forward.kind, direction="dx" if reads_weight or not has_weight else "dw")
+    kind = "linear" if forward.kind == "einsum" and forward.batch == 1 and has_weight else forward.kind
+    return replace(gemm, kind=kind, direction="dx" if reads_weight or not has_weight else "dw")

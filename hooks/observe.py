@@ -85,6 +85,7 @@ def _trace(
         ops=ops,
         cache=_cache(observed, step),
         saved_bytes=step.saved_bytes,
+        saved=step.saved,
         recomputed_bytes=step.recomputed_bytes,
         rope=gather_rope(model, run.context + run.seq),
         decisions=tuple(observed.shadow.decisions),

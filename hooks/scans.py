@@ -109,6 +109,7 @@ def _step_at_target(fit: Fit, model: nn.Module, run: RunShape, runs: list[ShortR
         return replace(
             last,
             saved_bytes=fit.number(saved),
+            saved=(),
             recomputed_bytes=fit.number(counted) if len(counted) == len(runs) else None,
         )
     after = cache_after(observed, model, run)

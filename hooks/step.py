@@ -23,6 +23,7 @@ class Step:
     after: tuple[Held, ...] = ()
     assumptions: tuple[str, ...] = ()
     saved_bytes: int | None = None
+    saved: tuple[int, ...] = ()
     recomputed_bytes: int | None = None
 
 

@@ -41,6 +41,7 @@ def train_step(session: Session, model: nn.Module, run: RunShape, inputs: dict[s
     return Step(
         assumptions=(*assumptions, *assumed),
         saved_bytes=sum(saved.bytes.values()),
+        saved=tuple(saved.bytes),
         recomputed_bytes=recomputation.largest,
     )
 
