@@ -28,6 +28,7 @@ from introspect.hooks.recorder import Recorder
 from introspect.hooks.shadow import Shadow
 
 NAME = "introspect"  # key of both interfaces
+_META = torch.device("meta")
 UNKNOWN = -1  # pairs of a mask whose value depends on weights
 Geometry = tuple[Any, int, int, int, int]  # mask function, q and kv length, q and kv offset
 
@@ -167,20 +168,20 @@ class AttentionObserver:
         if (padding := options.get("attention_mask")) is not None:
             padded: Any = prepare_padding_mask(padding, kv_length, kv_offset)
             function, sequences = and_masks(function, padding_mask_function(padded)), batch_size
-        counted = [self.count(function, b, q_length, kv_length, int(q_offset), kv_offset) for b in range(sequences)]
+        device = torch.device(options.get("device", "cpu"))
+        geometry = (function, q_length, kv_length, int(q_offset), kv_offset)
+        counted = [self.count(function, b, *geometry[1:], device=device) for b in range(sequences)]
         facts = MaskFacts(
             pairs=sum(f.pairs for f in counted) * batch_size // sequences,
             widest=max(f.widest for f in counted),
             rows=counted[0].rows,
             keys=kv_length,
         )
-        device = options.get("device", "cpu")
-        geometry = (function, q_length, kv_length, int(q_offset), kv_offset)
-        if torch.device(device).type == "meta":
+        if device.type == "meta":
             mask = torch.empty((1, 1, q_length, kv_length), dtype=torch.bool, device="meta")
             mask = self._shadow.give_later(mask, lambda: _real_mask(*geometry))
         else:
-            mask = _real_mask(*geometry)
+            mask = _real_mask(*geometry, sequences=sequences)
         self._remember(mask, facts, geometry)
         return mask.expand(batch_size, 1, q_length, kv_length)
 
@@ -201,18 +202,23 @@ class AttentionObserver:
         self.facts[key], self.geometry[key] = facts, geometry
 
     def count(
-        self, function: Any, sequence: int, q_length: int, kv_length: int, q_offset: int, kv_offset: int
+        self,
+        function: Any,
+        sequence: int,
+        q_length: int,
+        kv_length: int,
+        q_offset: int,
+        kv_offset: int,
+        device: torch.device = _META,
     ) -> MaskFacts:
-        """What a mask function lets through for one sequence of the batch."""
+        """What a mask function lets through for one sequence of the batch. `device`: that of the model's tensors."""
 
-        # Closures may hold meta tensors (Llama 4's left padding), so indices are meta tensors with values too.
+        # Closures may hold tensors of the model (Llama 4's left padding), so on meta the indices are meta tensors too.
         def evaluate(q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-            meta = [self._shadow.give(torch.empty_like(i, device="meta"), i) for i in (q + q_offset, kv + kv_offset)]
-            batch, head = (
-                self._shadow.give(torch.empty((), dtype=torch.int64, device="meta"), torch.tensor(i))
-                for i in (sequence, 0)
-            )
-            visible = function(batch, head, *meta)
+            indices = (torch.tensor(sequence), torch.tensor(0), q + q_offset, kv + kv_offset)
+            if device.type == "meta":
+                indices = tuple(self._shadow.give(torch.empty_like(i, device=device), i) for i in indices)
+            visible = function(*indices)
             value = self._shadow.value(visible)
             if value is None:
                 raise NotImplementedError("the attention mask depends on weights; visible pairs cannot be counted")
@@ -321,11 +327,13 @@ def _masked_to(mask: Any, selected: torch.Tensor, keys: int) -> Any:
     return torch.where(chosen, mask, torch.finfo(mask.dtype).min)
 
 
-def _real_mask(function: Any, q_length: int, kv_length: int, q_offset: int, kv_offset: int) -> torch.Tensor:
+def _real_mask(
+    function: Any, q_length: int, kv_length: int, q_offset: int, kv_offset: int, sequences: int = 1
+) -> torch.Tensor:
     q, kv = torch.arange(q_length) + q_offset, torch.arange(kv_length) + kv_offset
-    zero = torch.zeros((), dtype=torch.int64)
-    visible: torch.Tensor = function(zero, zero, q[:, None], kv[None, :])
-    return visible.expand(q_length, kv_length)[None, None].contiguous()
+    sequence = torch.arange(sequences)[:, None, None, None]
+    visible: torch.Tensor = function(sequence, torch.tensor(0), q[:, None], kv[None, :])
+    return visible.expand(sequences, 1, q_length, kv_length).contiguous()
 
 
 @contextmanager
