@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel, core_model_loading
@@ -21,7 +21,6 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
-    WeightTransform,
     convert_and_load_state_dict_in_model,
     rename_source_key,
     revert_weight_conversion,
@@ -31,7 +30,8 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils import logging as transformers_logging
 
 State = dict[str, torch.Tensor]
-Conversions = list[WeightTransform]
+Conversion = WeightConverter | WeightRenaming
+Conversions = list[Conversion]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Loaded:
 
 def conversions(model: PreTrainedModel, quantiser: HfQuantizer | None) -> Conversions:
     """transformers' renamings and conversions from this model's checkpoints, fresh: they remember what they matched."""
-    return get_model_conversion_mapping(model, None, quantiser)
+    return cast(Conversions, get_model_conversion_mapping(model, None, quantiser))
 
 
 def load(
@@ -135,9 +135,9 @@ def expected_state(model: PreTrainedModel, state: State, mapping: Conversions) -
 
     `mapping` has been through `load` or `land`. A conversion that cannot be reverted leaves the model's own names.
     """
-    model._weight_conversions = [entry for entry in mapping if entry.was_used()]
+    vars(model)["_weight_conversions"] = [entry for entry in mapping if entry.was_used()]
     try:
-        return revert_weight_conversion(model, state)
+        return cast(State, revert_weight_conversion(model, state))
     except Exception:  # an operation without a reverse
         return dict(state)
 
@@ -163,7 +163,7 @@ def _watched() -> Iterator[dict[str, tuple[str, str | None]]]:
         return found
 
     core_model_loading.rename_source_key = noting_rename
-    core_model_loading.deepcopy = _copy_converter
+    core_model_loading.deepcopy = _copy_converter  # type: ignore[assignment]
     asynchronous = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # there is nothing to wait for on meta
     try:
@@ -176,7 +176,7 @@ def _watched() -> Iterator[dict[str, tuple[str, str | None]]]:
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = asynchronous
 
 
-def _copy_converter(converter: WeightTransform) -> WeightTransform:
+def _copy_converter(converter: Conversion) -> Conversion:
     copy = object.__new__(type(converter))
     for owner in type(converter).__mro__:
         for slot in getattr(owner, "__slots__", ()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import nn
@@ -38,12 +39,12 @@ def compare(source: Source, checkpoint: Checkpoint) -> LoadRecord:
     parts = parts_of(checkpoint)
     if not isinstance(built.module, PreTrainedModel):
         return _compare_plain(built, parts)
-    dtype = torch_dtype(built.dtype)
-    quantisation = prepare(built.module, source.config, dtype)
-    if quantisation is not None and quantisation.quantiser is None:
+    model, dtype = built.module, torch_dtype(built.dtype)
+    quantisation = prepare(model, source.config, dtype)
+    if quantisation is not None and quantisation.quantiser is None:  # it may have replaced some modules
         with no_tie_weights():
-            built = build(source)
-    return _Comparison(built, built.module, dtype, quantisation, parts, names_only=checkpoint.kind == "index").record()
+            model = cast(PreTrainedModel, build(source).module)
+    return _Comparison(built, model, dtype, quantisation, parts, names_only=checkpoint.kind == "index").record()
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class _Comparison:
             wanted = loader.expected_state(self.model, state, mapping)
         for name, part in dense.items():
             if part.shape is not None:
-                tensors[name] = _meta(part, self.dtype)
+                tensors[name] = meta_tensor(part, self.dtype)
                 continue
             landing = landings.get(name)
             guess = wanted.get(name)
@@ -262,7 +263,7 @@ def _compare_plain(built: BuiltModel, parts: Parts) -> LoadRecord:
     )
 
 
-def _meta(part: Part, dtype: torch.dtype) -> torch.Tensor:
+def meta_tensor(part: Part, dtype: torch.dtype) -> torch.Tensor:
     """A meta tensor of a stored tensor's shape. fp4 lies two to a byte in torch, fp6 has no torch dtype."""
     shape = part.shape or ()
     if part.dtype == "F4" and shape:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from introspect.check_kinds import KINDS
 from introspect.errors import CheckpointError, HeaderError
 from introspect.safetensors_header import Fault, Header, read_header
 from introspect.strict_json import JsonProblem, parse_object
@@ -221,7 +222,7 @@ def _confirm(header: Header, path: Path) -> Header:
         with safe_open(path, framework="np"):
             return header
     except (SafetensorError, OSError) as error:
-        if any(fault.kind != "alignment" for fault in header.faults):
+        if any(KINDS[fault.kind].severity == "error" for fault in header.faults):
             return header
         fault = Fault(kind="refused", tensor=None, expected="a file safetensors opens", found=str(error))
         return replace(header, faults=(*header.faults, fault))

@@ -93,9 +93,13 @@ def file_url(model: str, file: str, commit: str) -> str:
 def cached_folder(model: str, revision: str | None, files: Iterable[str]) -> Path | None:
     """The snapshot folder of the local Hub cache that holds the first of `files` there is; None when it holds none."""
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     found = (try_to_load_from_cache(model, file, revision=revision) for file in files)
-    return next((Path(path).parent for path in found if isinstance(path, str)), None)
+    try:
+        return next((Path(path).parent for path in found if isinstance(path, str)), None)
+    except HFValidationError as error:
+        raise ModelNotFoundError(model, f"not a Hub id: {error}", catalog.nearest(model)) from None
 
 
 def _size(model: str, revision: str | None) -> int | None:

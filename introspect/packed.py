@@ -53,6 +53,19 @@ class Packed:
     problem: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What the shapes of all parts tell. `words`: (N, 32-bit words of one row), where the number of bits is open."""
+
+    scheme: str = ""
+    bits: int | None = None
+    shape: tuple[int, ...] | None = None
+    elements: int | None = None
+    grouping: str = ""
+    problem: str | None = None
+    words: tuple[int, int] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """How a matrix is told: `main` is the suffix of its packed tensor, `needs` and `may` those of the other parts."""
@@ -63,7 +76,7 @@ class _Layout:
     may: tuple[str, ...]
     dense: str
     dtypes: frozenset[str]
-    measure: Callable[[Mapping[str, Part]], dict[str, object]]
+    measure: Callable[[Mapping[str, Part]], _Facts]
     marks: tuple[str, ...] = ()  # one of these must be stored, else it is another layout
 
 
@@ -100,33 +113,30 @@ def _match(layout: _Layout, name: str, stored: Stored, bits: int | None) -> Pack
         return None
     lost = tuple(prefix + suffix for suffix in layout.needs if suffix not in siblings)
     parts = {layout.main: part} | {suffix: stored[full] for suffix, full in siblings.items()}
-    facts: dict[str, object] = {}
+    facts = _Facts()
     if not lost and all(one.shape is not None for one in parts.values()):
         try:
             facts = layout.measure(parts)
         except (IndexError, ZeroDivisionError, ValueError):
-            facts = {"problem": "their numbers of dimensions do not fit this layout"}
-    facts = _with_bits(facts, bits)
+            facts = _Facts(problem="their numbers of dimensions do not fit this layout")
+    if facts.words is not None and bits:  # the parts left the number of bits open, the config names it
+        rows, words = facts.words
+        facts = _dense((rows, words * 32 // bits), bits, facts.grouping)
     return Packed(
-        scheme=str(facts.pop("scheme", layout.scheme)),
+        scheme=facts.scheme or layout.scheme,
         parameter=prefix + layout.dense,
         parts=(name, *siblings.values()),
+        bits=facts.bits,
+        shape=facts.shape,
+        elements=facts.elements,
+        grouping=facts.grouping,
         lost=lost,
-        **facts,  # type: ignore[arg-type]
+        problem=facts.problem,
     )
 
 
-def _with_bits(facts: dict[str, object], bits: int | None) -> dict[str, object]:
-    """Fill in what needs the number of bits, where the parts left it open and the config names it."""
-    words = facts.pop("words_per_row", None)  # (N, 32-bit words of one row)
-    if words is not None and bits:
-        rows, count = words  # type: ignore[misc]
-        facts |= {"bits": bits, "shape": (rows, count * 32 // bits), "elements": rows * count * 32 // bits}
-    return facts
-
-
-def _dense(shape: tuple[int, ...], bits: int, grouping: str) -> dict[str, object]:
-    return {"shape": shape, "elements": prod(shape), "bits": bits, "grouping": grouping}
+def _dense(shape: tuple[int, ...], bits: int, grouping: str, scheme: str = "") -> _Facts:
+    return _Facts(shape=shape, elements=prod(shape), bits=bits, grouping=grouping, scheme=scheme)
 
 
 def _shape(parts: Mapping[str, Part], suffix: str) -> tuple[int, ...]:
@@ -136,11 +146,11 @@ def _shape(parts: Mapping[str, Part], suffix: str) -> tuple[int, ...]:
     return shape
 
 
-def _unequal(what: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> dict[str, object]:
-    return {"problem": f"{what} is {list(found)}, the other parts ask for {list(wanted)}"}
+def _unequal(what: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> _Facts:
+    return _Facts(problem=f"{what} is {list(found)}, the other parts ask for {list(wanted)}")
 
 
-def _measure_gptq_or_awq(parts: Mapping[str, Part]) -> dict[str, object]:
+def _measure_gptq_or_awq(parts: Mapping[str, Part]) -> _Facts:
     (rows, columns), (groups, n) = _shape(parts, "qweight"), _shape(parts, "scales")
     zeros = _shape(parts, "qzeros")
     bits, rest = divmod(32 * zeros[1], n)
@@ -149,39 +159,38 @@ def _measure_gptq_or_awq(parts: Mapping[str, Part]) -> dict[str, object]:
     k = rows * 32 // bits if columns == n else rows
     if columns not in (n, n * bits // 32):
         return _unequal("qweight", (rows, columns), (rows, n))
-    scheme = {"scheme": "GPTQ" if columns == n else "AWQ"}
     index = parts.get("g_idx")
     if index is not None and index.shape != (k,):
         return _unequal("g_idx", index.shape or (), (k,))
-    return _grouped((n, k), bits, groups) | scheme
+    return _grouped((n, k), bits, groups, "GPTQ" if columns == n else "AWQ")
 
 
-def _grouped(shape: tuple[int, int], bits: int, groups: int) -> dict[str, object]:
+def _grouped(shape: tuple[int, int], bits: int, groups: int, scheme: str = "") -> _Facts:
     size = -(-shape[1] // groups)
     if shape[1] % groups:
         size = _power_of_two(size)  # the last group is a short one
     if -(-shape[1] // size) != groups:
-        return {"problem": f"{groups} groups do not divide {shape[1]} columns"}
-    return _dense(shape, bits, f"groups of {size}" if groups > 1 else "one scale per row")
+        return _Facts(problem=f"{groups} groups do not divide {shape[1]} columns")
+    return _dense(shape, bits, f"groups of {size}" if groups > 1 else "one scale per row", scheme)
 
 
-def _measure_compressed(parts: Mapping[str, Part]) -> dict[str, object]:
+def _measure_compressed(parts: Mapping[str, Part]) -> _Facts:
     (n, words), scale = _shape(parts, "weight_packed"), _shape(parts, "weight_scale")
     if scale[0] != n and scale[1] == words:  # fused experts as engines keep them: K runs down
-        return {"words_per_row": (words, n), "grouping": f"{scale[0]} scales per row"}
+        return _Facts(words=(words, n), grouping=f"{scale[0]} scales per row")
     if scale[0] != n:
         return _unequal("weight_scale", scale, (n, scale[-1]))
     zeros = parts.get("weight_zero_point")
     if zeros is None or zeros.dtype != "I32" or zeros.shape is None:
-        return {"words_per_row": (n, words), "grouping": f"{scale[1]} scales per row"}
+        return _Facts(words=(n, words), grouping=f"{scale[1]} scales per row")
     bits, rest = divmod(32 * zeros.shape[0], n)
     if rest or not bits or zeros.shape[1:] != scale[1:]:
         return _unequal("weight_zero_point", zeros.shape, (n * 4 // 32, scale[1]))
     return _grouped((n, words * 32 // bits), bits, scale[1])
 
 
-def _measure_nvfp4(main: str) -> Callable[[Mapping[str, Part]], dict[str, object]]:
-    def measure(parts: Mapping[str, Part]) -> dict[str, object]:
+def _measure_nvfp4(main: str) -> Callable[[Mapping[str, Part]], _Facts]:
+    def measure(parts: Mapping[str, Part]) -> _Facts:
         *outer, half = _shape(parts, main)
         scale = _shape(parts, "weight_scale")
         wanted = (*outer, half * 2 // 16)
@@ -192,7 +201,7 @@ def _measure_nvfp4(main: str) -> Callable[[Mapping[str, Part]], dict[str, object
     return measure
 
 
-def _measure_fp8(parts: Mapping[str, Part]) -> dict[str, object]:
+def _measure_fp8(parts: Mapping[str, Part]) -> _Facts:
     shape = _shape(parts, "weight")
     suffix = next(one for one in ("weight_scale_inv", "weight_scale", "scale") if one in parts)
     scale = _shape(parts, suffix)
@@ -212,31 +221,31 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length() if size > 1 else 1
 
 
-def _measure_bnb4(parts: Mapping[str, Part]) -> dict[str, object]:
+def _measure_bnb4(parts: Mapping[str, Part]) -> _Facts:
     elements = 2 * prod(_shape(parts, "weight"))
     blocks = prod(_shape(parts, "weight.absmax"))
     if not blocks or elements % blocks:
-        return {"problem": f"{blocks} absmax values do not divide {elements:,} elements"}
-    return {"elements": elements, "bits": 4, "grouping": f"blocks of {elements // blocks}"}
+        return _Facts(problem=f"{blocks} absmax values do not divide {elements:,} elements")
+    return _Facts(elements=elements, bits=4, grouping=f"blocks of {elements // blocks}")
 
 
-def _measure_bnb8(parts: Mapping[str, Part]) -> dict[str, object]:
+def _measure_bnb8(parts: Mapping[str, Part]) -> _Facts:
     shape, scale = _shape(parts, "weight"), _shape(parts, "SCB")
     return _dense(shape, 8, "one scale per row") if scale == shape[:1] else _unequal("SCB", scale, shape[:1])
 
 
-def _measure_mxfp4(parts: Mapping[str, Part]) -> dict[str, object]:
+def _measure_mxfp4(parts: Mapping[str, Part]) -> _Facts:
     (*outer, groups, half), scale = _shape(parts, "_blocks"), _shape(parts, "_scales")
     if scale != (*outer, groups):
         return _unequal("_scales", scale, (*outer, groups))
     return _dense((*outer, groups * half * 2), 4, f"groups of {2 * half}")
 
 
-def _measure_mlx(parts: Mapping[str, Part]) -> dict[str, object]:
+def _measure_mlx(parts: Mapping[str, Part]) -> _Facts:
     (*outer, words), scale = _shape(parts, "weight"), _shape(parts, "scales")
     if scale[:-1] != tuple(outer) or _shape(parts, "biases") != scale:
         return _unequal("scales", scale, (*outer, scale[-1]))
-    return {"words_per_row": (prod(outer), words), "grouping": f"{scale[-1]} scales per row"}
+    return _Facts(words=(prod(outer), words), grouping=f"{scale[-1]} scales per row")
 
 
 _QUANT_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")

@@ -186,7 +186,21 @@ def _parse_json(document: bytes, file: str, twice: list[str]) -> dict[str, Any]:
         raise HeaderError(file, "header_not_json", str(error), "JSON") from None
     if not isinstance(value, dict):
         raise HeaderError(file, "header_not_object", f"a JSON {type(value).__name__}", "a JSON object of tensors")
+    if b"\\ud" in document.lower() and (half := _lone_surrogate(value)) is not None:
+        raise HeaderError(file, "header_not_utf8", f"half a surrogate pair in {half}", "text that UTF-8 can hold")
     return value
+
+
+def _lone_surrogate(fields: dict[str, Any]) -> str | None:
+    """A name or metadata text that no UTF-8 can hold: JSON may write half of a pair as an escape."""
+    metadata = fields.get("__metadata__")
+    pairs = metadata.items() if isinstance(metadata, dict) else ()
+    for text in [*fields, *(text for pair in pairs for text in pair if isinstance(text, str))]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return reprlib.repr(text)
+    return None
 
 
 def _metadata(value: Any) -> tuple[dict[str, str] | None, list[Fault]]:

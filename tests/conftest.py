@@ -48,3 +48,11 @@ def demo_commands(monkeypatch):
 
     folder = str(Path(__file__).parent / "support" / "commands")
     monkeypatch.setattr(introspect.analyzers, "__path__", [*introspect.analyzers.__path__, folder])
+
+
+@pytest.fixture
+def tiny_llama(tmp_path):
+    """A folder with the config and weights of a small Llama, as save_pretrained writes them."""
+    from support.checkpoints import save_tiny
+
+    return save_tiny(tmp_path / "tiny-llama", "Llama")
