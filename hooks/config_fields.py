@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -74,8 +75,8 @@ def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def cuts(fields: Fields, length: int, keep: int) -> Iterator[Fields]:
-    """Copies in which something that counts `length` layers counts `keep`: one integer of that value at a time, then all
-    of a config's together, then lists alone. Lists, patterns and keys of the same config that speak of layers follow."""
+    """Copies in which what counts `length` layers counts `keep`: one integer of that value at a time, then all of a
+    config's together, then lists alone. Lists, patterns and keys of the same config that speak of layers follow."""
     for path, node in _dicts(fields, ()):
         counts = [key for key, value in node.items() if value == length and _is_integer(value)]
         choices: list[list[str]] = [[key] for key in counts]
@@ -121,7 +122,7 @@ def _shorter(value: Any, length: int, keep: int) -> Any:
 def _are_layers(value: list[Any] | tuple[Any, ...], length: int) -> bool:
     """Rising numbers below `length`: the indices of some layers."""
     numbers = all(_is_integer(item) for item in value)
-    return bool(value) and numbers and value[-1] < length and all(a < b for a, b in zip(value, value[1:], strict=False))
+    return bool(value) and numbers and value[-1] < length and all(a < b for a, b in pairwise(value))
 
 
 def _is_integer(value: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,6 +89,37 @@ _library.impl("grouped_linear_backward", _backward_compute, "CPU")
 torch.library.register_autograd("introspect::grouped_linear", _backward, setup_context=_setup, lib=_library)
 
 
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """(token, expert) pairs sorted by expert: R = tokens x top_k rows, `rows` of them for each expert in turn."""
+
+    expert_ids: torch.Tensor  # [R], rising
+    order: torch.Tensor  # [R], the pair's place in the router's choice [T, k]
+    rows: list[int]
+    tokens: int
+    top_k: int
+
+    def rows_of(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The token of each pair: [T, d] -> [R, d]."""
+        return hidden_states[self.order // self.top_k]
+
+    def multiply(self, x: torch.Tensor, w: Any, bias: Any = None, transposed: bool = False) -> torch.Tensor:
+        """Each pair's row times its expert's matrix: [R, k] -> [R, n]."""
+        return grouped_linear(x, w, bias, self.rows, transposed, self.tokens, self.top_k)
+
+    def first(self, experts: int) -> Routed:
+        """The same pairs with only the first experts multiplying; rows behind theirs are computed by nobody."""
+        return replace(self, rows=self.rows[:experts])
+
+    def combined(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of each token's pairs: [R, d] and [T, k] -> [T, d]."""
+        x = x * weights.reshape(-1)[self.order].unsqueeze(-1)
+        inverse = torch.empty_like(self.order)
+        inverse[self.order] = torch.arange(self.order.shape[0], device=self.order.device)
+        total: torch.Tensor = x[inverse].view(self.tokens, self.top_k, -1).sum(dim=1)
+        return total
+
+
 class ExpertsObserver:
     """Answers transformers' experts interface under a routing policy."""
 
@@ -98,25 +130,22 @@ class ExpertsObserver:
 
     def experts(self, module: nn.Module, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> torch.Tensor:
         """Stand in for an experts function: hidden [T, d], indices and weights [T, k] -> [T, d]."""
-        tokens, top_k = top_k_index.shape[0], top_k_index.shape[-1]
         m: Any = module
-        expert_ids, order = torch.sort(top_k_index.reshape(-1))
-        rows = self.rows(module, expert_ids, tokens, top_k, m.num_experts)
-        x = hidden_states[order // top_k]
+        routed = self.routed(module, top_k_index, m.num_experts)
         first = m.gate_up_proj if m.has_gate else m.up_proj
         first_bias = (m.gate_up_proj_bias if m.has_gate else m.up_proj_bias) if m.has_bias else None
-        x = grouped_linear(x, first, first_bias, rows, m.is_transposed, tokens, top_k)
+        x = routed.multiply(routed.rows_of(hidden_states), first, first_bias, m.is_transposed)
         x = m._apply_gate(x) if m.has_gate else m.act_fn(x)
-        x = grouped_linear(
-            x, m.down_proj, m.down_proj_bias if m.has_bias else None, rows, m.is_transposed, tokens, top_k
-        )
+        x = routed.multiply(x, m.down_proj, m.down_proj_bias if m.has_bias else None, m.is_transposed)
         if m.has_post_expert_norm:
             x = m.post_expert_norm(x)
-        x = x * top_k_weights.reshape(-1)[order].unsqueeze(-1)
-        inverse = torch.empty_like(order)
-        inverse[order] = torch.arange(order.shape[0], device=order.device)
-        total: torch.Tensor = x[inverse].view(tokens, top_k, -1).sum(dim=1)
-        return total.to(hidden_states.dtype)
+        return routed.combined(x, top_k_weights).to(hidden_states.dtype)
+
+    def routed(self, module: nn.Module, top_k_index: Any, experts: int) -> Routed:
+        """The tokens' choice [T, k] among `experts` experts, sorted by expert."""
+        tokens, top_k = top_k_index.shape[0], top_k_index.shape[-1]
+        expert_ids, order = torch.sort(top_k_index.reshape(-1))
+        return Routed(expert_ids, order, self.rows(module, expert_ids, tokens, top_k, experts), tokens, top_k)
 
     def rows(self, module: nn.Module, expert_ids: Any, tokens: int, top_k: int, experts: int) -> list[int]:
         """Rows of each expert: from the indices' values where they have any (hash routing, a real CPU run; ids behind

@@ -14,6 +14,7 @@ from torch import nn
 from introspect.hooks import attention as attention_hooks
 from introspect.hooks import experts as experts_hooks
 from introspect.hooks.attention import AttentionObserver, attention_interface
+from introspect.hooks.expert_modules import replaced_experts
 from introspect.hooks.experts import ExpertsObserver, experts_interface, routed_dispatch
 from introspect.hooks.functions import FunctionObserver
 from introspect.hooks.modules import ModuleStack
@@ -56,7 +57,9 @@ def session(model: nn.Module, run: RunShape, budget: int | None = None) -> Itera
         undo.enter_context(_without_gc())
         additive = any(getattr(module, "_supports_sdpa", True) is False for module in model.modules())
         undo.enter_context(attention_interface(attention, additive=additive))
-        undo.enter_context(experts_interface(ExpertsObserver(shadow, run)))
+        experts = ExpertsObserver(shadow, run)
+        undo.enter_context(experts_interface(experts))
+        undo.enter_context(replaced_experts(model, experts))
         undo.enter_context(_implementations(model))
         undo.enter_context(routed_dispatch(model, shadow, run))
         undo.enter_context(stack.watching(model))

@@ -155,7 +155,7 @@ class _Search:
         return False
 
     def narrower_together(self) -> None:
-        """Divide all integers from a threshold on by one factor, the largest factor and lowest threshold that will do."""
+        """Divide integers from a threshold on by one factor: the largest factor and lowest threshold that will do."""
         while self.best.parameters > ENOUGH and any(self._take(self._seen(f)) for f in self._divided()):
             pass
 
@@ -177,7 +177,7 @@ class _Search:
         """Divide single fields, the largest first, until there are few parameters or no field will do."""
         progress = True
         while progress and self.best.parameters > ENOUGH:
-            progress = any([self._divide(path) for path, _ in self._largest_first()])
+            progress = sum(self._divide(path) for path, _ in self._largest_first()) > 0
 
     def _largest_first(self) -> list[tuple[Path, int]]:
         return sorted(integers(self.best.fields, 2 * SMALLEST).items(), key=lambda item: -item[1])
@@ -212,7 +212,7 @@ def _inner_widths(trace: Trace) -> Iterator[int]:
     for op, _ in trace.walk():
         for gemm in op.gemms:
             weight = gemm.rhs is not None and trace.tensors[gemm.rhs].role == "weight"
-            if gemm.kind in ("linear", "grouped") and weight or gemm.kind == "attention_qk":
+            if (weight and gemm.kind in ("linear", "grouped")) or gemm.kind == "attention_qk":
                 yield gemm.k
 
 

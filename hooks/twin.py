@@ -23,7 +23,7 @@ from introspect.hooks.observe import observe
 from introspect.hooks.run import cache_of
 from introspect.hooks.session import EXPERTS_CHOICE
 from introspect.hooks.shrink import IDENTITY, TOKENS, build_on_meta, build_with_weights, shrink
-from introspect.records import Phase, RunShape, Trace
+from introspect.records import ExpertCall, Phase, RunShape, Trace
 from introspect.twin_record import TwinAgreement, TwinReport
 
 Call = tuple[str, tuple[object, ...]]  # kind and sizes
@@ -61,18 +61,23 @@ def _calls(trace: Trace) -> Counter[Call]:
     counted: Counter[Call] = Counter()
     for op, times in trace.walk():
         for gemm in op.gemms:
-            # Rows per expert follow from the router on the CPU and from the policy on meta; their sum is the same.
-            sizes = (gemm.rows, gemm.k, gemm.n) if gemm.rows is not None else (gemm.batch, gemm.m, gemm.k, gemm.n)
-            counted[gemm.kind, sizes] += times
+            many = (_routed_rows(op.experts) if op.experts else gemm.rows,) if gemm.rows else (gemm.batch, gemm.m)
+            counted[gemm.kind, (*many, gemm.k, gemm.n)] += times
         if (call := op.attention) is not None:
             shapes = tuple(trace.tensors[i].shape for i in (call.q, call.k, call.v))
             heads = (call.query_heads, call.kv_heads, call.visible_pairs, call.causal, call.window)
             counted["attention", (*shapes, *heads)] += times
         if (experts := op.experts) is not None:
-            counted["experts", (experts.experts, experts.top_k, experts.tokens, sum(experts.rows))] += times
+            counted["experts", (experts.experts, experts.top_k, experts.tokens, _routed_rows(experts))] += times
     for held in trace.cache:
         counted["cache", (held.layer, held.layer_class, held.name, held.shape_before, held.shape_after)] += 1
     return counted
+
+
+def _routed_rows(experts: ExpertCall) -> int:
+    """Rows of a grouped product that do not depend on the router's choice: it decides which expert multiplies a pair,
+    and how many pairs go to experts that multiply nothing (identity experts)."""
+    return max(sum(experts.rows), experts.tokens * experts.top_k)
 
 
 def _agreements(phase: Phase, on_meta: Counter[Call], on_cpu: Counter[Call]) -> Iterator[TwinAgreement]:

@@ -13,8 +13,8 @@ OUTPUT_TOLERANCE = 1e-4  # of the largest output; fp32 sums in another order dif
 class TwinAgreement:
     """Calls of one kind in one phase: how many both runs made with the same sizes, how many only one of them made.
 
-    `kind`: a product's kind (linear, grouped, attention_qk, conv, scan, ...), "attention" (shapes, heads, visible pairs,
-    window), "experts" (experts, top-k, tokens, rows) or "cache" (class and shape of each tensor before and after).
+    `kind`: a product's kind (linear, grouped, attention_qk, conv, scan, ...), "attention" (shapes, heads, visible
+    pairs, window), "experts" (experts, top-k, tokens, rows) or "cache" (class and shape of each tensor, before, after).
     """
 
     phase: Phase
