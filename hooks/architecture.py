@@ -80,7 +80,8 @@ def _refused(source: Source, config_class: type[PreTrainedConfig], cause: str) -
 
 def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
     """The config of the text decoder: a part of a composite config, or the whole."""
-    return config.get_text_config(decoder=True)
+    part = config.get_text_config(decoder=True)
+    return part if isinstance(part, PreTrainedConfig) else config  # a class without parts keeps a stray one as it is
 
 
 def one_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ def _keep_as_loaded(module: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _from_factory(source: Source, factory: str, asked: str | None, inputs: dict[str, Any] | None) -> BuiltModel:
-    path = Path(source.id.rpartition(":")[0]).expanduser()
+    path = Path(os.path.expanduser(source.id.rpartition(":")[0]))
     with _quiet():
         module, own_inputs = run_factory(path, factory)
     if not all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):  # it named a device, or loaded
@@ -181,11 +182,10 @@ def _asked_dtype(dtype: str) -> str:
 
 def _check_dtypes(source: Source) -> None:
     """Refuse a dtype that no module computes in; the config classes would stumble over it or take it as it is."""
-    for prefix, part in (("", source.config), ("text_config.", source.config.get("text_config") or {})):
-        for name in ("dtype", "torch_dtype"):
-            value = part.get(name)
-            if value not in {None, "auto"} and _compute_dtype(str(value)) is None:
-                raise ConfigError(source.id, prefix + name, value, f"one of {', '.join(COMPUTE_DTYPES)}")
+    for name in ("dtype", "torch_dtype"):
+        value = source.config.get(name)
+        if value is not None and value != "auto" and _compute_dtype(str(value)) is None:
+            raise ConfigError(source.id, name, value, f"one of {', '.join(COMPUTE_DTYPES)}")
 
 
 def _config_dtype(config: PreTrainedConfig) -> str | None:

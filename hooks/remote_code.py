@@ -40,7 +40,7 @@ def choose(source: Source) -> architecture.Architecture:
 
 def _imported(source: Source, reference: str) -> Any:
     try:
-        return get_class_from_dynamic_module(reference, str(source.directory))
+        return get_class_from_dynamic_module(reference, str(source.directory), local_files_only=source.offline)
     except Exception as error:  # the repository's code may fail in any way while it is imported
         problem = f"importing {reference} raised {type(error).__name__}: {architecture.one_line(error)}"
         raise BuildError(source.id, problem, "install what it needs, or use another revision of the code") from error

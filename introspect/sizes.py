@@ -37,7 +37,7 @@ REQUIRED = frozenset(
 
 def check_sizes(source: str, config: dict[str, Any]) -> None:
     """Raise ConfigError for the first size that is no whole number, is out of bounds or does not fit another."""
-    for prefix, part in _parts(config):
+    for prefix, part in _parts(source, config):
         for name, value in part.items():
             if (bound := bound_of(name)) is not None:
                 _check_size(source, prefix, name, value, bound)
@@ -50,11 +50,13 @@ def bound_of(name: str) -> int | None:
     return next((bound for pattern, bound in BOUNDS if pattern.fullmatch(name)), None)
 
 
-def _parts(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def _parts(source: str, config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     yield prefix, config
     for name, value in config.items():
         if isinstance(value, dict) and name.endswith("_config") and name != "quantization_config":
-            yield from _parts(value, f"{prefix}{name}.")
+            yield from _parts(source, value, f"{prefix}{name}.")
+        elif name == "text_config" and value is not None:
+            raise ConfigError(source, prefix + name, value, "an object, the config of the text model")
 
 
 def _check_size(source: str, prefix: str, name: str, value: object, most: int) -> None:

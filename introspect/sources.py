@@ -33,8 +33,8 @@ class Source:
     `config` is the raw config as read ({} for a factory) and `config_sha256` the digest of its file (of the Python file
     for a factory). `hf_quant_config` is the quantiser's file beside it, where there is one. `directory` holds the
     config on this machine (None: catalog). `remote_code`: build with the Python files in `directory` that the config's
-    auto_map names; only ever True when the user asked for it. `digest` covers all that was read, code included; what a
-    factory imports it cannot cover, so only `stable` sources may be answered from a stored trace.
+    auto_map names; only ever True when the user asked for it. `offline`: the network may not be used for it. `digest`
+    covers all that was read, code included; only `stable` sources may be answered from a stored trace.
     """
 
     id: str
@@ -47,11 +47,13 @@ class Source:
     hf_quant_config: dict[str, Any] | None = None
     remote_code: bool = False
     factory: str | None = None
+    offline: bool = False
 
     @property
     def stable(self) -> bool:
-        """Whether equal digests mean equal models."""
-        return self.factory is None
+        """Whether equal digests mean equal models: not for what a factory or another repository's code may do."""
+        elsewhere = self.remote_code and "--" in str(self.config.get("auto_map"))
+        return self.factory is None and not elsewhere
 
 
 def resolve(
@@ -62,6 +64,7 @@ def resolve(
     A revision is a question to the repository: the catalog, which holds one copy, does not answer it. Raises a child of
     IntrospectError that says what was found, what was expected and what to do.
     """
+    offline = hub.offline_asked(offline)
     path = Path(os.path.expanduser(model))
     status = _status(path) if model else None  # Path("") is the working directory
     file, _, factory = model.rpartition(":")
@@ -69,14 +72,14 @@ def resolve(
     if (status is not None or is_factory) and revision is not None:
         raise OptionError("--revision", revision, f"no revision: {model} is a path, and only Hub models have any")
     if status is not None:
-        return _from_path(model, path, status, trust_remote_code)
+        return _from_path(model, path, status, trust_remote_code, offline)
     if is_factory:
         return _from_factory(model, Path(os.path.expanduser(file)), factory)
     if not HUB_ID.fullmatch(model) or path.suffix in FILE_SUFFIXES:
         raise ModelNotFoundError(model, f"no such file or folder, and not a Hub id; expected {MODEL_FORMS}")
     if revision is None and (entry := catalog.find(model)) is not None:
         return _from_catalog(entry)
-    return _from_hub(model, revision, hub.offline_asked(offline), trust_remote_code)
+    return _from_hub(model, revision, trust_remote_code, offline)
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -96,17 +99,17 @@ def _status(path: Path) -> os.stat_result | None:
         raise FileAccessError(str(path), "read", error.strerror or str(error)) from None
 
 
-def _from_path(model: str, path: Path, status: os.stat_result, trust: bool) -> Source:
+def _from_path(model: str, path: Path, status: os.stat_result, trust: bool, offline: bool) -> Source:
     if stat.S_ISDIR(status.st_mode):
         config = path / "config.json"
         if _status(config) is None:
             raise ConfigFileError(str(path), f"a folder without config.json ({_listing(path)})", "config.json in it")
-        return _from_config(config, id=model, kind="directory", text=f"directory {model}", trust=trust)
+        return _from_config(config, id=model, kind="directory", text=f"directory {model}", trust=trust, offline=offline)
     if path.suffix == ".py":
         raise ConfigFileError(model, "a Python file", f"the name of a factory in it, as {model}:build")
     if path.suffix != ".json":
         raise ConfigFileError(model, _guess(path), MODEL_FORMS)
-    return _from_config(path, id=model, kind="file", text=f"file {model}", trust=trust)
+    return _from_config(path, id=model, kind="file", text=f"file {model}", trust=trust, offline=offline)
 
 
 def _from_factory(model: str, path: Path, factory: str) -> Source:
@@ -141,7 +144,7 @@ def _from_catalog(entry: catalog.Entry) -> Source:
     )
 
 
-def _from_hub(model: str, revision: str | None, offline: bool, trust: bool) -> Source:
+def _from_hub(model: str, revision: str | None, trust: bool, offline: bool) -> Source:
     kind: Kind = "cache"
     path = hub.cached_config(model, revision)
     if path is None:
@@ -152,10 +155,10 @@ def _from_hub(model: str, revision: str | None, offline: bool, trust: bool) -> S
     if trust and not offline and any(not (path.parent / file).is_file() for file in _code_files(_object(path))):
         hub.download_code(model, revision)
     text = f"{'local Hub cache' if kind == 'cache' else 'Hugging Face Hub'} (commit {path.parent.name})"
-    return _from_config(path, id=model, kind=kind, text=text, trust=trust)
+    return _from_config(path, id=model, kind=kind, text=text, trust=trust, offline=offline)
 
 
-def _from_config(path: Path, *, id: str, kind: Kind, text: str, trust: bool) -> Source:
+def _from_config(path: Path, *, id: str, kind: Kind, text: str, trust: bool, offline: bool) -> Source:
     data = _read(path)
     config = _object(path, data)
     _require_architecture(path, config)
@@ -165,17 +168,19 @@ def _from_config(path: Path, *, id: str, kind: Kind, text: str, trust: bool) -> 
     for file in code:
         if _status(path.with_name(file)) is None:
             raise ConfigFileError(str(path), f"auto_map names {file}, which is not beside it", "the code it names")
-    everything = sorted(path.parent.glob(hub.CODE_PATTERN)) if code else []
+    remote_code = bool(trust and config.get("auto_map"))
+    everything = [_read(file) for file in sorted(path.parent.glob(hub.CODE_PATTERN))] if code else []
     return Source(
         id=id,
         kind=kind,
         text=text,
         config=config,
         config_sha256=sha256(data).hexdigest(),
-        digest=_digest(data, quant, *(_read(file) for file in everything)),
+        digest=_digest(data, quant, *([b"remote code"] if remote_code else []), *everything),
         directory=path.parent,
         hf_quant_config=None if quant is None else _object(quant_path, quant),
-        remote_code=bool(trust and config.get("auto_map")),
+        remote_code=remote_code,
+        offline=offline,
     )
 
 

@@ -44,6 +44,12 @@ def test_parts_are_checked_and_named():
     )
 
 
+def test_a_part_is_an_object():
+    assert refusal(text_config=[1]) == (
+        "tiny.json: config field 'text_config' is [1], expected an object, the config of the text model"
+    )
+
+
 def test_key_value_heads_divide_query_heads():
     assert refusal(num_attention_heads=32, num_key_value_heads=5) == (
         "tiny.json: config field 'num_key_value_heads' is 5, expected a divisor of num_attention_heads (32)"
@@ -68,6 +74,7 @@ def test_no_more_experts_are_chosen_than_there_are(name):
         {"moe_layers": {"0": 1}},
         {"audio_chunk_size": -1, "window_size": -1},  # no chunk, no window
         {"share_heads": True},
+        {"is_llama_config": True},
         {"quantization_config": {"group_size": -1}},  # one group a row
         {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "mlp_ratio": 2.5},
     ],

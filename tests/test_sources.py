@@ -391,6 +391,13 @@ class TestRemoteCode:
         assert source.digest != plain.digest
         assert resolve("org/code", trust_remote_code=True, offline=True).digest == source.digest
 
+    def test_code_of_another_repository_is_nothing_a_digest_covers(self, tmp_path):
+        write(tmp_path / "config.json", LLAMA | {"auto_map": {"AutoModel": "org/code--modeling_x.XModel"}})
+        trusted = resolve(str(tmp_path), trust_remote_code=True, offline=True)
+        assert (trusted.remote_code, trusted.stable, trusted.offline) == (True, False, True)
+        assert resolve(str(tmp_path)).stable
+        assert resolve(str(tmp_path)).digest != trusted.digest
+
     def test_code_that_is_missing(self, tmp_path):
         write(tmp_path / "config.json", CODE_CONFIG)
         assert resolve(str(tmp_path)).remote_code is False

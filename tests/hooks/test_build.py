@@ -1,16 +1,20 @@
 import copy
 import csv
+import json
 import threading
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.sources import LLAMA, source_of
 from torch import nn
 
 from introspect import catalog
-from introspect.errors import BuildError, ConfigError, OptionError
+from introspect.errors import BuildError, ConfigError, IntrospectError, OptionError
 from introspect.hooks.build import BF16_ASSUMED, build
 from introspect.hooks.dtypes import torch_dtype
 from introspect.sources import resolve
@@ -239,6 +243,32 @@ class TestRefused:
         build(source_of(LLAMA | {"bos_token_id": 10**6}))
         assert capfd.readouterr() == ("", "")
         assert transformers.logging.get_verbosity() == before
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+FIELDS = (*LLAMA, "head_dim", "hidden_act", "rope_scaling", "torch_dtype", "pad_token_id", "text_config", "layer_types")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(FIELDS), JSON, st.sampled_from([LLAMA, GPT_OSS]))
+def test_any_value_in_any_field_builds_or_is_refused_in_one_line(field, value, config):
+    assert "\n" not in refusal_of(config | {field: value})
+
+
+def refusal_of(config):
+    """Why a file with this config is refused, "" when it is built. Any other kind of error is the test's failure."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        try:
+            build(resolve(str(path)))
+        except IntrospectError as error:
+            return str(error)
+    return ""
 
 
 class Net(nn.Module):
