@@ -115,10 +115,13 @@ class Work:
         return "compute" if compute >= machine.memory_seconds(self.bytes) else "memory"
 
 
-def step_work(step: Step) -> tuple[Work, ...]:
-    """All work of a step: one entry an op, products of one attention call together, then the states of the cache."""
+def step_work(step: Step, products: Iterable[Product] | None = None) -> tuple[Work, ...]:
+    """All work of a step: one entry an op, products of one attention call together, then the states of the cache.
+
+    `products` replace the engine's own (what-ifs).
+    """
     by_op: defaultdict[tuple[int, int], list[Product]] = defaultdict(list)
-    for index, product in enumerate(step.engine):
+    for index, product in enumerate(step.engine if products is None else products):
         by_op[product.op, 0 if product.op >= 0 else index].append(product)
     return (*(_work(found) for found in by_op.values()), *_states(step))
 
