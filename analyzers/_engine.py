@@ -205,6 +205,6 @@ def _selection_width(structure: Structure, i: int, keys: int) -> int | None:
         op = graph.ops[j]
         if structure.layer_of(j) != layer or op.attention is not None:
             return None
-        if op.kind == "topk" and j in structure.mixers and graph.tensors[op.inputs[0]].shape[-1] == keys:
+        if op.kind == "topk" and j not in structure.dispatch and graph.tensors[op.inputs[0]].shape[-1] == keys:
             return graph.tensors[op.outputs[0]].shape[-1]
     return None

@@ -21,13 +21,14 @@ LLAMA = {
     "vocab_size": 512,
 }
 CONFIGS = {"Gemma3": "Gemma3Text"}  # classes whose config has another stem
+CLASSES = {"GPT2": "GPT2LMHeadModel"}  # classes that are called otherwise
 IDENTITY = ModelIdentity(id="tiny", class_name="Tiny", source="test", config_sha256="", config={})
 
 
 def build(name: str, *, device: str = "meta", dtype: torch.dtype = torch.float32, **sizes: Any) -> nn.Module:
     """`name` is a class stem: Llama gives LlamaForCausalLM of LlamaConfig(**LLAMA, **sizes)."""
     config = getattr(transformers, f"{CONFIGS.get(name, name)}Config")(**{**LLAMA, **sizes})
-    model_class = getattr(transformers, f"{name}ForCausalLM")
+    model_class = getattr(transformers, CLASSES.get(name, f"{name}ForCausalLM"))
     if device == "meta":
         with init_empty_weights(include_buffers=True):
             return model_class(config).to(dtype).eval()
