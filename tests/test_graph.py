@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from support.traces import HIDDEN, Recording, llama
+
 from introspect.graph import Graph, base_name
 from introspect.records import Gemm, Op, Repeat
-from support.traces import HIDDEN, Recording, llama
 
 
 def positions(graph, name):

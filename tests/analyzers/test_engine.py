@@ -5,13 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from introspect.analyzers._engine import engine_products
-from introspect.analyzers._latent import latent_attention
-from introspect.analyzers._products import products
-from introspect.analyzers._structure import Structure
-from introspect.graph import Graph
-from introspect.records import ExpertCall
 from support.traces import (
     HEADS,
     HIDDEN,
@@ -24,6 +17,13 @@ from support.traces import (
     llama_layer,
     moe_ffn,
 )
+
+from introspect.analyzers._engine import engine_products
+from introspect.analyzers._latent import latent_attention
+from introspect.analyzers._products import products
+from introspect.analyzers._structure import Structure
+from introspect.graph import Graph
+from introspect.records import ExpertCall
 
 RANK, NOPE, ROPE, VALUE = LATENT.values()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from support.traces import HIDDEN, INNER, VOCABULARY, Recording, llama, moe_ffn
+
 from introspect.analyzers._labels import Labels
 from introspect.analyzers._op_table import executed_kernels, fused_kernels, op_bytes, op_table
 from introspect.analyzers._products import fuse, products
 from introspect.analyzers._structure import Structure
 from introspect.graph import Graph, base_name
-from support.traces import HIDDEN, INNER, VOCABULARY, Recording, llama, moe_ffn
 
 
 def label(trace):

@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 
 import pytest
+from support.tiny import build, record
+from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, Recording, latent_model, llama, moe_ffn
 
 from introspect.analyzers.params import Params, analyze
 from introspect.records import Parameter
-from support.tiny import build, record
-from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, Recording, latent_model, llama, moe_ffn
 
 ATTENTION = HIDDEN * WIDTH * (2 * HEADS + 2 * KV_HEADS)
 FFN = 3 * HIDDEN * INNER

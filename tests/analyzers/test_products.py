@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, Recording, llama, moe_ffn
+
 from introspect.analyzers._products import fuse, products
 from introspect.analyzers._structure import Structure
 from introspect.graph import Graph
 from introspect.records import Gemm
-from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, Recording, llama, moe_ffn
 
 
 def read(trace):

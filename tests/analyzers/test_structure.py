@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from support.traces import HIDDEN, VOCABULARY, Recording, gated_ffn, llama, llama_layer, moe_ffn
+
 from introspect.analyzers._structure import Structure
 from introspect.graph import Graph
-from support.traces import HIDDEN, VOCABULARY, Recording, gated_ffn, llama, llama_layer, moe_ffn
 
 
 def parts(trace):

@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 
 import pytest
+from support.tiny import build, record
+from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, latent_model, llama, moe_ffn
 
 from introspect.analyzers.trace import Params, analyze
 from introspect.records import Unclassified
-from support.tiny import build, record
-from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, latent_model, llama, moe_ffn
 
 LAYER = HIDDEN * WIDTH * (2 * HEADS + 2 * KV_HEADS) + 3 * HIDDEN * INNER
 PRODUCTS = 2 * LAYER + HIDDEN * VOCABULARY  # weights that are multiplied by

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, Recording, llama, moe_ffn
 
 from introspect.analyzers._products import products
 from introspect.analyzers._structure import Structure
@@ -18,7 +19,6 @@ from introspect.analyzers._traffic import (
     weight_reads,
 )
 from introspect.graph import Graph
-from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, Recording, llama, moe_ffn
 
 LAYER = HIDDEN * WIDTH * (2 * HEADS + 2 * KV_HEADS) + 3 * HIDDEN * INNER + 2 * HIDDEN
 

@@ -1,5 +1,4 @@
-"""Records built by hand, op by op, for analyzers to read: no model, no torch. Every width is a prime power or odd so that
-no two dimensions are equal by accident.
+"""Records built by hand, op by op, for analyzers to read: no model, no torch.
 
 `Recording` has one method for each op; a value is the index of a tensor. `llama()` records two layers of a Llama.
 """
