@@ -47,6 +47,8 @@ def choose(source: Source) -> Architecture:
     model_type = raw.get("model_type") or ""
     if model_type in CONFIG_MAPPING:
         config = read_config(source, CONFIG_MAPPING[model_type], raw)
+        if not config.sub_configs and len(_sizes_not_given(type(config), raw)) == len(NAMED_SIZES):
+            notes += (f"the config gives no sizes: they are the defaults of {type(config).__name__}",)
         fitting = None if named is None else _fitting(named, config)
         if named is None or fitting is None:
             return _as_decoder(_by_model_type(source, config, notes))
@@ -128,10 +130,9 @@ def _by_class(
     config_class = named.config_class
     if config_class is None:
         raise _unknown(source)
-    given = raw.keys() | (raw.get("text_config") or {}).keys()
-    for name in NAMED_SIZES:
-        if not given & {name, config_class.attribute_map.get(name, name)}:
-            raise _unknown(source, f"; {named.__name__} would need {name}, which the config does not give")
+    if missing := _sizes_not_given(config_class, raw):
+        detail = f"; {named.__name__} would need {', '.join(missing)}, which the config does not give"
+        raise _unknown(source, detail)
     read = {field.name for field in fields(config_class)} | set(config_class.attribute_map)
     unread = sorted(name for name in raw.keys() - read if bound_of(name))
     note = (
@@ -140,6 +141,12 @@ def _by_class(
     )
     bare = {name: value for name, value in raw.items() if name != "model_type"}
     return Architecture(model_class=named, config=read_config(source, config_class, bare), notes=(*notes, note))
+
+
+def _sizes_not_given(config_class: type[PreTrainedConfig], raw: dict[str, Any]) -> list[str]:
+    """Which of NAMED_SIZES neither the config nor its text part gives, under either name the class reads it by."""
+    given = {name for name, value in (raw | (raw.get("text_config") or {})).items() if value is not None}
+    return [name for name in NAMED_SIZES if not given & {name, config_class.attribute_map.get(name, name)}]
 
 
 def _fitting(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedConfig | None:

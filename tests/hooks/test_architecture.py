@@ -53,7 +53,7 @@ class TestWhichClass:
         )
 
     def test_a_name_transformers_spells_otherwise(self):
-        config = {"model_type": "phimoe", "architectures": ["PhiMoEForCausalLM"]}
+        config = {"model_type": "phimoe", "architectures": ["PhiMoEForCausalLM"], "hidden_size": 64}
         assert chosen(config) == (
             "PhimoeForCausalLM",
             "PhimoeConfig",
@@ -63,6 +63,13 @@ class TestWhichClass:
     def test_a_class_of_another_config_is_not_taken(self):
         config = {"model_type": "qwen3_5_moe_text", "architectures": ["Qwen3_5MoeForConditionalGeneration"]}
         assert chosen(config)[0] == "Qwen3_5MoeForCausalLM"
+
+    def test_a_config_without_sizes_is_the_default_one_and_says_so(self):
+        assert chosen({"model_type": "llama"}) == (
+            "LlamaForCausalLM",
+            "LlamaConfig",
+            ("the config gives no sizes: they are the defaults of LlamaConfig",),
+        )
 
     def test_a_class_for_images_and_text_when_there_is_no_other(self):
         assert chosen({"model_type": "mistral3"})[0] == "Mistral3ForConditionalGeneration"
@@ -106,7 +113,9 @@ class TestUnknownModelType:
         config = {"model_type": "phi-msft", "architectures": ["PhiForCausalLM"], "n_embd": 2048, "n_layer": 24}
         message = refusal(UnknownArchitectureError, config)
         assert message.startswith("test.json: model_type 'phi-msft' (architecture 'PhiForCausalLM') is unknown: ")
-        assert "PhiForCausalLM would need hidden_size, which the config does not give" in message
+        assert (
+            "PhiForCausalLM would need hidden_size, num_hidden_layers, vocab_size, which the config does not" in message
+        )
 
     def test_the_version_and_the_nearest_names_are_said(self):
         import transformers
