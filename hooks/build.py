@@ -72,7 +72,7 @@ def build(model: Source | nn.Module, dtype: str | None = None, inputs: dict[str,
 
 
 def _from_config(source: Source, asked: str | None, inputs: dict[str, Any] | None) -> BuiltModel:
-    with _quiet():
+    with quiet():
         _check_dtypes(source)
         chosen = remote_code.choose(source) if source.remote_code else architecture.choose(source)
         assumptions: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ def _keep_as_loaded(module: PreTrainedModel, dtype: torch.dtype) -> None:
 
 def _from_factory(source: Source, factory: str, asked: str | None, inputs: dict[str, Any] | None) -> BuiltModel:
     path = Path(os.path.expanduser(source.id.rpartition(":")[0]))
-    with _quiet():
+    with quiet():
         module, own_inputs = run_factory(path, factory)
     if not all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):  # it named a device, or loaded
         module = _meta_copy(module, source.id)
@@ -209,7 +209,7 @@ def _compute_dtype(dtype: str | torch.dtype) -> str | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the library's own remarks on a config off stderr: what matters of them is a note or an error here."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
