@@ -34,7 +34,7 @@ def _shape_cause(wrong: WrongShape, load: LoadRecord, degrees: Counter[int]) -> 
     if degree and degrees[degree] > 1:
         what = f"a tensor-parallel shard: one of {degree}, cut along dimension {axis}"
         return what, "merge the shards of all ranks first"
-    return _head_cause(expected[axis], found[axis], load.dimensions)
+    return _head_cause(expected[axis], found[axis], load.dimensions) if "att" in wrong.name else None
 
 
 def _vocabulary_cause(expected: int, found: int) -> Cause:

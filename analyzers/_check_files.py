@@ -27,8 +27,9 @@ def file_findings(record: CheckRecord) -> Iterator[Finding]:
     yield from _shard_numbers(checkpoint)
     for stray in checkpoint.strays:
         yield Finding(kind="stray_file", file=stray, found="not part of this checkpoint")
+    known = set() if record.load is None else record.load.named
     for packed in record.packed:
-        yield from _packed_findings(packed, explain=record.load is None)
+        yield from _packed_findings(packed, known, explain=record.load is None)
     if record.load is None or not record.load.dtype_named:
         yield from _mixed_dtypes(checkpoint)
 
@@ -127,17 +128,16 @@ def _shard_numbers(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield Finding(kind="missing_shard", file=stem, expected=f"{count} shards named {stem}", found=found)
 
 
-def _packed_findings(packed: Packed, *, explain: bool) -> Iterator[Finding]:
+def _packed_findings(packed: Packed, known: set[str], *, explain: bool) -> Iterator[Finding]:
+    """Parts that lack or disagree, unless the loader has named them already; what the parts stand for (`explain`)."""
     main = packed.parts[0]
     stands = f"{packed.scheme}: {describe_packed(packed)}"
-    if packed.lost:
-        for part in packed.lost:
-            yield Finding(
-                kind="packed_incomplete", tensor=part, expected=f"a part of {packed.scheme}", found="not stored"
-            )
-    elif packed.problem:
+    for part in set(packed.lost) - known:
+        expected = f"a part of {packed.scheme}"
+        yield Finding(kind="packed_incomplete", tensor=part, expected=expected, found="not stored")
+    if packed.problem and known.isdisjoint(packed.parts):
         yield Finding(kind="packed_shape", tensor=main, expected=packed.scheme, found=packed.problem)
-    elif explain:
+    elif explain and not packed.lost:
         parts = " + ".join(part.removeprefix(_stem(packed)) for part in packed.parts)
         yield Finding(kind="packed", tensor=main, expected=stands, found=parts)
 

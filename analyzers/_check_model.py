@@ -8,6 +8,8 @@ from introspect.analyzers._check_causes import Cause, name_causes, shape_causes
 from introspect.analyzers._check_files import describe_packed, file_of, stored_bytes
 from introspect.analyzers._findings import Finding
 from introspect.check_record import CheckRecord, LoadRecord, WrongDtype
+from introspect.packed import Packed
+from introspect.safetensors_header import SHORT_NAMES
 
 _FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16"})
 
@@ -15,14 +17,9 @@ _FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16"})
 def model_findings(record: CheckRecord, load: LoadRecord) -> Iterator[Finding]:
     """Everything the loader complained about, and what it passed over in silence."""
     files = file_of(record.checkpoint)
-    packed = {part: f"a part of {one.scheme} ({describe_packed(one)})" for one in record.packed for part in one.parts}
+    packed = {part: one for one in record.packed for part in one.parts}
     yield from _names(record, load, files, packed)
-    shapes = shape_causes(load)
-    for wrong in load.wrong_shapes:
-        cause = shapes.get(wrong.name) or _packed_cause(packed.get(wrong.name))
-        yield _finding(
-            "shape", wrong.name, files, expected=str(list(wrong.expected)), found=str(list(wrong.found)), cause=cause
-        )
+    yield from _shapes(record, load, files, packed)
     for failure in load.failures:
         found = f"{len(failure.names)} tensors, {failure.names[0]} first: {failure.reason}"
         yield Finding(
@@ -37,6 +34,25 @@ def model_findings(record: CheckRecord, load: LoadRecord) -> Iterator[Finding]:
     yield from _total_size(record, load)
 
 
+def _shapes(
+    record: CheckRecord, load: LoadRecord, files: dict[str, str], packed: dict[str, Packed]
+) -> Iterator[Finding]:
+    """Wrong shapes; of a matrix put together from packed parts both the dense shape and the stored one."""
+    causes = shape_causes(load)
+    unpacked = {} if load.parts_checked else {one.parameter: one for one in record.packed}
+    stored = {tensor.name: tensor for header in record.checkpoint.headers for tensor in header.tensors}
+    for wrong in load.wrong_shapes:
+        name, found = wrong.name, str(list(wrong.found))
+        if name in unpacked:
+            name = unpacked[name].parts[0]
+            if (held := stored.get(name)) is not None:
+                found = f"{found} stored as {SHORT_NAMES[held.dtype]} {list(held.shape)}"
+            cause = causes.get(wrong.name)
+        else:
+            cause = _packed_shape_cause(packed.get(name)) or causes.get(name)
+        yield _finding("shape", name, files, expected=str(list(wrong.expected)), found=found, cause=cause)
+
+
 def dtype_kind(differs: WrongDtype, load: LoadRecord) -> str | None:
     """Another kind of number, another precision than the config names, or (None) nothing: the config names none."""
     if not {differs.expected, differs.found} <= _FLOATS:
@@ -44,7 +60,9 @@ def dtype_kind(differs: WrongDtype, load: LoadRecord) -> str | None:
     return "dtype" if load.dtype_named else None
 
 
-def _names(record: CheckRecord, load: LoadRecord, files: dict[str, str], packed: dict[str, str]) -> Iterator[Finding]:
+def _names(
+    record: CheckRecord, load: LoadRecord, files: dict[str, str], packed: dict[str, Packed]
+) -> Iterator[Finding]:
     why_missing, why_unexpected = name_causes(load, files)
     for tensor in load.missing:
         wanted = f"{tensor.dtype} {list(tensor.shape)}"
@@ -61,10 +79,21 @@ def _names(record: CheckRecord, load: LoadRecord, files: dict[str, str], packed:
         yield _finding("ignored", name, files, expected="left out by the class", found=found)
 
 
-def _packed_cause(part: str | None) -> Cause | None:
-    if part is None:
+def _packed_cause(packed: Packed | None) -> Cause | None:
+    if packed is None:
         return None
-    return f"{part}, which this config does not announce", "restore quantization_config in config.json"
+    what = f"a part of {packed.scheme} ({describe_packed(packed)}), which transformers does not take with this config"
+    return what, "give config.json the quantization_config of a method that transformers has"
+
+
+def _packed_shape_cause(packed: Packed | None) -> Cause | None:
+    """For a part of a quantised matrix: do the stored parts at least agree with each other?"""
+    if packed is None or packed.lost:
+        return None
+    if packed.problem is not None:
+        return f"its parts do not agree: {packed.problem}", "quantise again with one setting"
+    what = f"the stored parts agree with each other: {packed.scheme}, {describe_packed(packed)}"
+    return what, "the config's settings or the installed quantiser want another layout; check both"
 
 
 def _ties(record: CheckRecord, load: LoadRecord, files: dict[str, str]) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from introspect.analyzers._check_files import file_findings
-from introspect.analyzers._check_model import checkpoint_bytes, dtype_kind, model_findings
+from introspect.analyzers._check_model import checkpoint_bytes, model_findings
 from introspect.analyzers._findings import findings_table
 from introspect.check_kinds import KINDS
 from introspect.check_record import CheckParams, CheckRecord, LoadRecord
@@ -48,16 +48,17 @@ def analyze(params: Params, record: CheckRecord) -> Result:
         findings = list(file_findings(record))
         if load is not None:
             findings += model_findings(record, load)
-        severities: Counter[str] = Counter()
+        counts: Counter[str] = Counter()  # by kind and by severity
         for finding in findings:
-            severities[KINDS[finding.kind].severity] += finding.count
+            counts[finding.kind] += finding.count
+            counts[KINDS[finding.kind].severity] += finding.count
         return Result(
             command="check",
             model=None if load is None else _model(load),
-            totals=_totals(record) | {f"{name}s": severities[name] for name in ("error", "warning", "note")},
+            totals=_totals(record, counts) | {f"{name}s": counts[name] for name in ("error", "warning", "note")},
             tables={"findings": findings_table(findings)},
             notes=tuple(_notes(record)),
-            findings=bool(severities["error"] or severities["warning"]),
+            findings=bool(counts["error"] or counts["warning"]),
             unreadable=any(KINDS[finding.kind].unreadable for finding in findings),
         )
 
@@ -71,14 +72,14 @@ def _model(load: LoadRecord) -> dict[str, Value]:
     }
 
 
-def _totals(record: CheckRecord) -> dict[str, Value]:
-    load = record.load
+def _totals(record: CheckRecord, counts: Counter[str]) -> dict[str, Value]:
+    compared = record.load is not None
     return {
         "tensors": len(parts_of(record.checkpoint)),
-        "missing": None if load is None else len(load.missing),
-        "unexpected": None if load is None else len(load.unexpected),
-        "shape_mismatch": None if load is None else len(load.wrong_shapes),
-        "dtype_mismatch": None if load is None else sum(dtype_kind(one, load) is not None for one in load.wrong_dtypes),
+        "missing": counts["missing"] + counts["packed_incomplete"] if compared else None,
+        "unexpected": counts["unexpected"] if compared else None,
+        "shape_mismatch": counts["shape"] + counts["packed_shape"] if compared else None,
+        "dtype_mismatch": counts["dtype"] + counts["dtype_kind"] if compared else None,
         "bytes": checkpoint_bytes(record),
         "files": len(record.checkpoint.headers) + len(record.checkpoint.unread),
     }

@@ -122,6 +122,6 @@ def _load(model: str, params: CheckParams, checkpoint: Checkpoint) -> LoadRecord
 
 def _packed(checkpoint: Checkpoint, load: LoadRecord | None) -> tuple[Packed, ...]:
     """Quantised layouts, where the quantiser itself did not already vouch for them."""
-    if load is not None and load.fits and not load.unpacked:
+    if load is not None and load.fits and load.parts_checked:
         return ()
     return find_packed(parts_of(checkpoint), load.packed_bits if load else None)

@@ -91,7 +91,7 @@ class _Comparison:
             dimensions=_dimensions(self.built),
             dtype_named=not self.built.assumptions,
             packed_bits=self.quantisation.bits if self.quantisation else None,
-            unpacked=bool(self.packed),
+            parts_checked=not self.packed and not any(landing.unpacked for landing in loaded.landings.values()),
             notes=tuple(note for note in self.built.identity.notes if "quantization_config" not in note),  # see route
         )
 
@@ -139,8 +139,11 @@ class _Comparison:
             if part is None or part.dtype is None or name in self.packed or landing.unpacked:
                 continue
             found, wanted = SHORT_NAMES[part.dtype], dtype_name(loaded.before[landing.parameter].dtype)
-            if found != wanted and {found, wanted} != {"uint8", "fp8_e8m0fnu"} and part.dtype != "F4":
-                yield WrongDtype(name=name, expected=wanted, found=found)
+            if found == wanted or part.dtype == "F4" or {found, wanted} == {"uint8", "fp8_e8m0fnu"}:
+                continue
+            if found == self.built.dtype and wanted == "fp32":
+                continue  # a parameter that the class keeps in fp32 may be stored like all the others
+            yield WrongDtype(name=name, expected=wanted, found=found)
 
     def _ties(self, loaded: Loaded) -> Iterable[Tie]:
         stored: dict[str, str] = {}
@@ -294,4 +297,13 @@ def _dimensions(built: BuiltModel) -> dict[str, int]:
         return {}
     text = built.config.get_text_config()
     values = {name: getattr(text, name, None) for name in DIMENSIONS}
+    heads, width = values["num_attention_heads"], getattr(text, "hidden_size", None)
+    if (
+        values["head_dim"] is None
+        and isinstance(heads, int)
+        and isinstance(width, int)
+        and heads
+        and width % heads == 0
+    ):
+        values["head_dim"] = width // heads  # what attention does where no width is named
     return {name: value for name, value in values.items() if isinstance(value, int)}

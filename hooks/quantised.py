@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def prepare(model: PreTrainedModel, config: dict[str, Any], dtype: torch.dtype) 
         reason = "transformers has no quantiser of this name and takes the tensors as they are"
         return Quantisation(method=method, bits=bits, quantiser=None, known=False, reason=reason)
     try:
-        with quiet(), _wide_pattern_cache():
+        with quiet(), redirect_stderr(StringIO()), _wide_pattern_cache():  # compressed-tensors draws bars
             quantiser = AutoHfQuantizer.from_config(deepcopy(found), pre_quantized=True)
             model.config.quantization_config = quantiser.quantization_config
             if method == "compressed-tensors":  # it decides here whether its FP8 kernels can run
@@ -88,14 +89,14 @@ def _method(found: dict[str, Any]) -> str:
 
 
 def _bits(found: dict[str, Any]) -> int | None:
-    """Bits per weight where the settings name one number for all."""
-    if isinstance(found.get("bits"), int):
+    """Bits per weight where the settings name one credible number for all."""
+    if found.get("bits") in range(1, 17):
         return int(found["bits"])
     groups = found.get("config_groups")
     weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
     numbers = {entry.get("num_bits") for entry in weights if isinstance(entry, dict)}
     only = numbers.pop() if len(numbers) == 1 else None
-    return only if isinstance(only, int) else None
+    return only if only in range(1, 17) else None
 
 
 @contextmanager

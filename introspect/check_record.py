@@ -84,7 +84,8 @@ class LoadRecord:
     model's shapes and dtypes, None when some are unknown. `dimensions`: the config's numbers that explain a shape
     (num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim). `dtype_named`: whether the config names a
     dtype, so that another one is worth saying. `packed_bits`: bits per weight of a quantised config, None if it names
-    none; `unpacked`: dense matrices stood in for packed parts.
+    none; `parts_checked`: every stored tensor had a parameter of its own to be compared with (False: some were put
+    together first, by a quantiser's operation or by introspect.packed, and a part that lacks may not have been missed).
     """
 
     model: ModelIdentity
@@ -100,8 +101,13 @@ class LoadRecord:
     dimensions: dict[str, int] = field(default_factory=dict)
     dtype_named: bool = True
     packed_bits: int | None = None
-    unpacked: bool = False
+    parts_checked: bool = True
     notes: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> set[str]:
+        """Tensors that something was said of already."""
+        return {*(one.name for one in self.missing), *(one.name for one in self.wrong_shapes), *self.unexpected}
 
     @property
     def fits(self) -> bool:

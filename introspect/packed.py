@@ -9,7 +9,7 @@ NVFP4                weight_packed or weight uint8 [N, K/2], weight_scale fp8 [N
 fp8                  weight fp8 [N, K], weight_scale_inv [ceil(N/rows), ceil(K/columns)] or a scale of 1 or N values
 bitsandbytes 4-bit   weight uint8 [N*K/2, 1], absmax one per block, quant_state; the header does not say N and K
 bitsandbytes 8-bit   weight int8 [N, K], SCB [N]
-MXFP4                *_blocks uint8 [..., K/32, 16], *_scales uint8 [..., K/32]
+MXFP4                *_blocks uint8 [E, N, K/32, 16], *_scales uint8 [E, N, K/32]; the experts' matrices are [E, K, N]
 MLX                  weight uint32 [N, K*b/32], scales and biases [N, G]
 
 A part that is not stored, or does not fit, is said; what the parts leave open (b without zero points) stays None.
@@ -66,18 +66,23 @@ class _Facts:
     words: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """How a matrix is told: `main` is the suffix of its packed tensor, `needs` and `may` those of the other parts."""
+    """How a matrix is told: `main` is the suffix of its packed tensor, `needs` and `may` those of the other parts.
+
+    `dense`: what stands in place of `main` in the name of the dense tensor. `marks`: one of these parts must be stored,
+    else it is another layout. `tells`: a part that no other layout has, so that it tells of a main tensor that lacks.
+    """
 
     scheme: str
     main: str
-    needs: tuple[str, ...]
-    may: tuple[str, ...]
-    dense: str
     dtypes: frozenset[str]
     measure: Callable[[Mapping[str, Part]], _Facts]
-    marks: tuple[str, ...] = ()  # one of these must be stored, else it is another layout
+    needs: tuple[str, ...] = ()
+    may: tuple[str, ...] = ()
+    dense: str = "weight"
+    marks: tuple[str, ...] = ()
+    tells: str = ""
 
 
 def parts_of(checkpoint: Checkpoint) -> dict[str, Part]:
@@ -98,7 +103,24 @@ def find_packed(stored: Stored, bits: int | None = None) -> tuple[Packed, ...]:
             if name.endswith(layout.main) and (packed := _match(layout, name, stored, bits)) is not None:
                 found.append(packed)
                 break
+            if layout.tells and name.endswith(layout.tells) and (packed := _headless(layout, name, stored)) is not None:
+                found.append(packed)
+                break
     return tuple(found)
+
+
+def _headless(layout: _Layout, name: str, stored: Stored) -> Packed | None:
+    """The other parts of a matrix whose packed tensor itself is not stored."""
+    prefix = name.removesuffix(layout.tells)
+    if not _is_boundary(prefix) or prefix + layout.main in stored:
+        return None
+    parts = tuple(prefix + suffix for suffix in (*layout.needs, *layout.may) if prefix + suffix in stored)
+    lost = (prefix + layout.main,)
+    return Packed(scheme=layout.scheme, parameter=prefix + layout.dense, parts=parts, lost=lost)
+
+
+def _is_boundary(prefix: str) -> bool:
+    return not prefix or prefix.endswith((".", "_"))
 
 
 def _match(layout: _Layout, name: str, stored: Stored, bits: int | None) -> Packed | None:
@@ -106,7 +128,7 @@ def _match(layout: _Layout, name: str, stored: Stored, bits: int | None) -> Pack
     if part.dtype is not None and part.dtype not in layout.dtypes:
         return None
     prefix = name.removesuffix(layout.main)
-    if prefix and not prefix.endswith((".", "_")) and not layout.main.startswith("_"):
+    if not _is_boundary(prefix) and not layout.main.startswith("_"):
         return None
     siblings = {suffix: prefix + suffix for suffix in (*layout.needs, *layout.may) if prefix + suffix in stored}
     if layout.marks and not any(mark in siblings for mark in layout.marks):
@@ -238,7 +260,10 @@ def _measure_mxfp4(parts: Mapping[str, Part]) -> _Facts:
     (*outer, groups, half), scale = _shape(parts, "_blocks"), _shape(parts, "_scales")
     if scale != (*outer, groups):
         return _unequal("_scales", scale, (*outer, groups))
-    return _dense((*outer, groups * half * 2), 4, f"groups of {2 * half}")
+    *experts, rows = outer
+    columns = groups * half * 2
+    shape = (*experts, columns, rows) if experts else (rows, columns)  # experts are dequantised and turned over
+    return _dense(shape, 4, f"groups of {2 * half}")
 
 
 def _measure_mlx(parts: Mapping[str, Part]) -> _Facts:
@@ -249,7 +274,7 @@ def _measure_mlx(parts: Mapping[str, Part]) -> _Facts:
 
 
 _QUANT_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
-_BNB4_PARTS = ("weight.absmax", "weight.quant_map", *_QUANT_STATES, "weight.nested_absmax", "weight.nested_quant_map")
+_BNB4_PARTS = (*_QUANT_STATES, "weight.nested_absmax", "weight.nested_quant_map")
 _FP8 = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
 _INT32 = frozenset({"I32"})
 _BYTES = frozenset({"U8", "I8", "F4"})
@@ -258,52 +283,76 @@ _NVFP4_EXTRA = ("weight_global_scale", "input_global_scale", "weight_scale_2", "
 _INPUT = ("input_scale", "activation_scale", "weight_scale_2", "k_scale", "v_scale")
 
 _LAYOUTS = (
-    _Layout("AWQ or GPTQ", "qweight", ("qzeros", "scales"), ("g_idx",), "weight", _INT32, _measure_gptq_or_awq),
     _Layout(
-        "bitsandbytes 4-bit",
-        "weight",
-        ("weight.absmax", "weight.quant_map"),
-        _BNB4_PARTS[2:],
-        "weight",
-        frozenset({"U8", "BF16", "F16", "F32"}),
-        _measure_bnb4,
-        ("weight.absmax", "weight.quant_map", *_QUANT_STATES),
+        scheme="AWQ or GPTQ",
+        main="qweight",
+        needs=("qzeros", "scales"),
+        may=("g_idx",),
+        dtypes=_INT32,
+        measure=_measure_gptq_or_awq,
+        tells="qzeros",
     ),
     _Layout(
-        "bitsandbytes 8-bit",
-        "weight",
-        ("SCB",),
-        ("weight_format",),
-        "weight",
-        frozenset({"I8"}),
-        _measure_bnb8,
-        ("SCB",),
+        scheme="bitsandbytes 4-bit",
+        main="weight",
+        needs=("weight.absmax", "weight.quant_map"),
+        may=_BNB4_PARTS,
+        dtypes=frozenset({"U8", "BF16", "F16", "F32"}),
+        measure=_measure_bnb4,
+        marks=("weight.absmax", "weight.quant_map", *_QUANT_STATES),
+        tells="weight.absmax",
     ),
     _Layout(
-        "NVFP4", "weight_packed", ("weight_scale",), _NVFP4_EXTRA, "weight", _BYTES, _measure_nvfp4("weight_packed")
+        scheme="bitsandbytes 8-bit",
+        main="weight",
+        needs=("SCB",),
+        may=("weight_format",),
+        dtypes=frozenset({"I8"}),
+        measure=_measure_bnb8,
+        marks=("SCB", "weight_format"),
+        tells="SCB",
     ),
     _Layout(
-        "NVFP4",
-        "weight",
-        ("weight_scale",),
-        _NVFP4_EXTRA,
-        "weight",
-        _BYTES,
-        _measure_nvfp4("weight"),
-        ("weight_scale_2", "weight_global_scale"),
+        scheme="NVFP4",
+        main="weight_packed",
+        needs=("weight_scale",),
+        may=_NVFP4_EXTRA,
+        dtypes=_BYTES,
+        measure=_measure_nvfp4("weight_packed"),
     ),
     _Layout(
-        "compressed-tensors packed integers",
-        "weight_packed",
-        ("weight_scale",),
-        ("weight_shape", "weight_zero_point", "weight_g_idx"),
-        "weight",
-        _INT32,
-        _measure_compressed,
+        scheme="NVFP4",
+        main="weight",
+        needs=("weight_scale",),
+        may=_NVFP4_EXTRA,
+        dtypes=_BYTES,
+        measure=_measure_nvfp4("weight"),
+        marks=("weight_scale_2", "weight_global_scale"),
     ),
-    _Layout("fp8", "weight", (), (*_SCALES, *_INPUT), "weight", _FP8, _measure_fp8, _SCALES),
-    _Layout("MXFP4", "_blocks", ("_scales",), (), "", frozenset({"U8"}), _measure_mxfp4),
     _Layout(
-        "MLX", "weight", ("scales", "biases"), (), "weight", frozenset({"U32"}), _measure_mlx, ("scales", "biases")
+        scheme="compressed-tensors packed integers",
+        main="weight_packed",
+        needs=("weight_scale",),
+        may=("weight_shape", "weight_zero_point", "weight_g_idx"),
+        dtypes=_INT32,
+        measure=_measure_compressed,
+        tells="weight_shape",
+    ),
+    _Layout(scheme="fp8", main="weight", may=(*_SCALES, *_INPUT), dtypes=_FP8, measure=_measure_fp8, marks=_SCALES),
+    _Layout(
+        scheme="MXFP4",
+        main="_blocks",
+        needs=("_scales",),
+        dense="",
+        dtypes=frozenset({"U8"}),
+        measure=_measure_mxfp4,
+    ),
+    _Layout(
+        scheme="MLX",
+        main="weight",
+        needs=("scales", "biases"),
+        dtypes=frozenset({"U32"}),
+        measure=_measure_mlx,
+        marks=("scales", "biases"),
     ),
 )
