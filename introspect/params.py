@@ -14,7 +14,6 @@ from typing import Any, Literal, Protocol
 
 from introspect.records import Phase, RunShape, Trace
 
-
 MOST = 10**9
 """Sequences and tokens a sequence: beyond a billion, sizes of tensors leave 64 bits."""
 
