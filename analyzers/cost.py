@@ -1,0 +1,179 @@
+"""Give the one-page cost of a model on a GPU: what it holds, what a token costs, how many GPUs, how fast at best.
+
+Bounds are those of `roofline`, for weights in the checkpoint's own format and spread evenly over as many GPUs as those
+weights need, without communication. `decode_seconds`: one sequence at `--context`. `max_batch`: sequences of that
+context that fit beside the weights; `best_tokens_per_second`: that batch's bound. `prefill_8k_seconds`: 8192 tokens.
+`terms`: how each quantity grows, solved from traces at contexts 65536 and 131072 (beyond the windows of today's
+models), at one and two sequences, and from prompts of 8192, 16384 and 32768 tokens. FLOPs are a serving engine's.
+`decode_bytes` has one sequence's expected experts in `constant`; more sequences read more distinct ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+
+from introspect.analyzers._components import Components
+from introspect.analyzers._labels import Labels
+from introspect.analyzers._roofline import Machine, Work, machines, step_work, total_seconds
+from introspect.analyzers._step import Step
+from introspect.analyzers._terms import COLUMNS, Points, decode_terms, prefill_terms
+from introspect.params import GpuParams, Traces, option
+from introspect.records import RunShape
+from introspect.table import Result, Table, Value, describe_model, describe_run
+
+MODELS = "many"
+EXAMPLES = (
+    "introspect cost meta-llama/Meta-Llama-3-8B --gpu h100-sxm --gpu a100-80g",
+    "introspect cost meta-llama/Meta-Llama-3-70B mistralai/Mixtral-8x7B-v0.1 deepseek-ai/DeepSeek-V3 --utilization 0.9",
+)
+
+FAR, FARTHER = 65536, 131072
+PROMPTS = (8192, 16384, 32768)
+GPU_UNITS = {
+    "gpu": "",
+    "gpus_needed": "GPUs",
+    "decode_seconds": "s",
+    "max_batch": "sequences",
+    "best_tokens_per_second": "tokens/s",
+    "prefill_8k_seconds": "s",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params(GpuParams):
+    """The context of decode, and the GPUs."""
+
+    context: int = option(2048, "cached tokens per sequence in decode", short="c")
+    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
+
+
+def analyze(params: Params, traces: tuple[Traces, ...]) -> tuple[Result, ...]:
+    """One result a model."""
+    return tuple(_Cost(params, one).result() for one in traces)
+
+
+class _Cost:
+    """The runs of one model that its cost is read from."""
+
+    def __init__(self, params: Params, traces: Traces) -> None:
+        self.params, self.traces = params, traces
+        self.decode = cache(self._decode)
+        self.prefill = cache(self._prefill)
+        self.near = self.decode(1, params.context)
+
+    def _decode(self, batch: int, context: int) -> Step:
+        run = RunShape(phase="decode", batch=batch, seq=1, context=context, dtype=self.params.dtype)
+        return Step(self.traces(run))
+
+    def _prefill(self, length: int) -> Step:
+        return Step(self.traces(RunShape(phase="prefill", seq=length, dtype=self.params.dtype)))
+
+    def result(self) -> Result:
+        """Totals, a row for each GPU, and the terms."""
+        trace, found = self.near.trace, machines(self.params)
+        dtype = trace.run.dtype or "bf16"
+        hardware = [line for machine in found for line in machine.assumptions(dtype)]
+        return Result(
+            command="cost",
+            model=describe_model(trace),
+            run=describe_run(trace.run),
+            totals=self._totals(),
+            tables={
+                "gpus": Table(units=GPU_UNITS, rows=tuple(self._gpu_row(machine) for machine in found)),
+                "terms": Table(units=COLUMNS, rows=self._terms()),
+            },
+            assumptions=(
+                *dict.fromkeys(hardware),
+                "several GPUs: weights, cache and work split evenly, communication free",
+                *trace.assumptions,
+            ),
+            unclassified=tuple(f"{one.op} in {one.module} ({one.count})" for one in trace.unclassified),
+        )
+
+    def _totals(self) -> dict[str, Value]:
+        near, far = self.near, self.decode(1, FARTHER)
+        placed = list(Components(Labels(near.structure)).placed())
+        used = [one for one in placed if one.parameter.touched]
+        return {
+            "params": sum(one.parameter.count for one in placed),
+            "active_params": sum(one.parameter.count * one.active_share[0] // one.active_share[1] for one in used),
+            "weight_bytes": near.weight_bytes,
+            "weight_bytes_native": self._native_bytes(),
+            "weight_flops_per_token": near.weight_flops(),
+            "kv_bytes_per_token": sum(tensor.bytes_after - tensor.bytes_before for tensor in near.trace.cache),
+            "kv_bytes_at_128k": sum(tensor.bytes_before for tensor in far.trace.cache),
+        }
+
+    def _native_bytes(self) -> int:
+        return self.near.weight_bytes
+
+    def _gpu_row(self, machine: Machine) -> dict[str, Value]:
+        native, near = self._native_bytes(), self.near
+        needed = max(1, math.ceil(native / machine.memory_bytes))
+        share = native / near.weight_bytes if near.weight_bytes else 1.0
+        works = _stored(step_work(near), share)
+        prompt = _stored(step_work(self.prefill(PROMPTS[0])), share)
+        each = sum(tensor.bytes_after for tensor in near.trace.cache)
+        batch = int((needed * machine.memory_bytes - native) // each) if each else None
+        alone, together = total_seconds(works, machine), None
+        if batch:
+            together = total_seconds([_batched(work, batch) for work in works], machine)
+        prefill = total_seconds(prompt, machine)
+        return {
+            "gpu": machine.gpu.name,
+            "gpus_needed": needed,
+            "decode_seconds": None if alone is None else alone / needed,
+            "max_batch": batch,
+            "best_tokens_per_second": batch * needed / together if batch and together else None,
+            "prefill_8k_seconds": None if prefill is None else prefill / needed,
+        }
+
+    def _terms(self) -> tuple[dict[str, Value], ...]:
+        points = Points(near=self.params.context, far=FAR, farther=FARTHER)
+        weights = sum(work.weight_bytes for work in step_work(self.near))
+
+        def held(batch: int, context: int) -> int:
+            step = self.decode(batch, context)
+            return step.weight_bytes + sum(tensor.bytes_before for tensor in step.trace.cache)
+
+        def flops(batch: int, context: int) -> int:
+            step = self.decode(batch, context)
+            return step.weight_flops() + step.attention_flops()
+
+        def moved(batch: int, context: int) -> int:
+            return sum(work.cache_bytes + work.activation_bytes for work in step_work(self.decode(batch, context)))
+
+        def prompt(length: int) -> int:
+            step = self.prefill(length)
+            return step.weight_flops() + step.attention_flops()
+
+        traffic = decode_terms(moved, points)
+        none = dict.fromkeys(list(COLUMNS)[2:], 0)
+        return (
+            {"quantity": "memory_bytes", "unit": "B", **decode_terms(held, points)},
+            {"quantity": "decode_flops", "unit": "FLOP", **decode_terms(flops, points)},
+            {"quantity": "decode_bytes", "unit": "B", **traffic, "constant": round(weights)},
+            {"quantity": "prefill_flops", "unit": "FLOP", **prefill_terms(prompt, PROMPTS)},
+            {"quantity": "wire_bytes", "unit": "B", **none},
+        )
+
+
+def _stored(works: Iterable[Work], share: float) -> list[Work]:
+    """The work with weights that take `share` of their bytes in the run's dtype."""
+    return [
+        replace(work, weight_bytes=work.weight_bytes * share, expert_bytes=work.expert_bytes * share) for work in works
+    ]
+
+
+def _batched(work: Work, batch: int) -> Work:
+    """One sequence's work as a batch of sequences does it."""
+    return replace(
+        work,
+        flops=work.flops * batch,
+        weight_bytes=work.weight_bytes_of(batch),
+        cache_bytes=work.cache_bytes * batch,
+        activation_bytes=work.activation_bytes * batch,
+    )
