@@ -1,10 +1,11 @@
 """Which component each parameter belongs to, decided by what reads it (see _structure.py and _labels.py).
 
-A matrix belongs to the part its product lies in, a table to "embedding", a norm's weight and bias to "norm". Any other
-parameter goes with the nearest product that its op feeds or follows: a bias with its matrix, attention sinks and SSM
-decays with the mixer, a router's correction with the router. "attention" stands for every token mixer (linear
-attention, SSM and convolution mixers too). What no op reads takes the component of the parameter in the same place of
-another layer, else "other". Tied parameters count once, under "embedding" if a lookup reads them.
+A matrix belongs to the part its product lies in, a table to "embedding" (with whatever else makes the stream before the
+first layer), a norm's weight and bias to "norm". Any other parameter goes with the nearest product that its op follows
+or feeds: a bias with its matrix, attention sinks and SSM decays with the mixer, a router's correction with the router.
+"attention" stands for every token mixer (linear attention, SSMs, convolutions, tables of distances). What no op reads
+takes the component of the parameter in the same place of another layer, else "other". Tied parameters count once, under
+"embedding" if a lookup reads them.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Components:
     def _component_of(self, i: int) -> Component:
         structure = self.structure
         if self.graph.ops[i].kind == "lookup":
-            return "embedding"
+            return "embedding" if self._looks_up_input(i) else "attention"
         if self.labels.kind.get(i) == "norm":
             return "norm"
         if i in structure.heads:
@@ -110,13 +111,31 @@ class Components:
         if i in structure.ffn:
             return "ffn"
         if i in structure.matrices:
-            return "other"
+            return "embedding" if structure.enters(i) else "other"
         return self._near_product(i)
 
+    def _looks_up_input(self, i: int) -> bool:
+        """False for a table of distances: looked up by positions alone, in rows that are no part of the stream."""
+        graph, structure = self.graph, self.structure
+        row = graph.tensors[graph.ops[i].outputs[0]].shape[-1:]
+        if row in {graph.tensors[graph.ops[j].outputs[0]].shape[-1:] for j in structure.residual_adds}:
+            return True
+        waiting, seen = [i], {i}
+        while waiting:
+            j = waiting.pop()
+            sources = zip(graph.producers[j], graph.ops[j].inputs, strict=True)
+            if graph.ops[j].kind != "factory" and any(p < 0 and graph.tensors[t].role == "index" for p, t in sources):
+                return True
+            found = {p for p in graph.producers[j] if p >= 0} - seen
+            seen |= found
+            waiting += found
+        return not structure.residual_adds
+
     def _near_product(self, i: int) -> Component:
-        """The component of the product that op i follows, else of the one it leads to; "other" within the stream."""
+        """The component of the product that op i follows, else of the one it leads to. Within the stream: part of the
+        entrance before the first layer, else "other"."""
         if self.structure.stream[i]:
-            return "other"
+            return "embedding" if self.structure.enters(i) else "other"
         for reach in (self.graph.back, self.graph.ahead):
             near = reach([i], self.structure.in_stream)
             products = sorted((near & self.structure.matrices.keys()) - {i}, key=lambda j: abs(j - i))

@@ -6,7 +6,7 @@ left out; an edge that enters or leaves a box ends in a node of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from introspect.analyzers._folding import layer_ranges
@@ -36,10 +36,12 @@ class _Box:
     edges: tuple[tuple[str, str, str], ...]
 
 
-def draw(structure: Structure, labels: Labels, found: list[Product], form: str) -> str:
-    """The drawing as text. `form`: "mermaid" or "dot"."""
+def draw(structure: Structure, labels: Labels, found: list[Product], form: str, notes: Iterable[str] = ()) -> str:
+    """The drawing as text, the notes as comments at its end. `form`: "mermaid" or "dot"."""
     boxes = list(_boxes(structure, labels, found))
-    return _mermaid(boxes) if form == "mermaid" else _dot(boxes)
+    comment = "%%" if form == "mermaid" else "//"
+    text = _mermaid(boxes) if form == "mermaid" else _dot(boxes)
+    return "\n".join([text, *(f"{comment} {note}" for note in notes)])
 
 
 def _boxes(structure: Structure, labels: Labels, found: list[Product]) -> Iterator[_Box]:

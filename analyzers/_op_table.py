@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from introspect.analyzers._labels import Labels
-from introspect.graph import Graph, base_name
+from introspect.graph import Graph, base_name, is_allocation
 from introspect.records import Op
 from introspect.table import Table, Value
 from introspect.units import DTYPE_BITS
@@ -73,7 +73,7 @@ def _cells(kind: str, dtype: str, row: _Row) -> dict[str, Value]:
 
 def launches(op: Op) -> bool:
     """Whether an op runs a kernel: views and allocations do not."""
-    return op.kind not in ("layout", "scalar") and not base_name(op).startswith(("empty", "new_empty"))
+    return op.kind not in ("layout", "scalar") and not is_allocation(op)
 
 
 def executed_kernels(graph: Graph) -> int:

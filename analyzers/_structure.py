@@ -11,7 +11,9 @@ Names and configs are never asked. The rules:
 - routed experts: grouped products. Router: between the stream and the top-k whose indices reach them. Shared experts:
   chains of products whose result is added to the experts' before both enter the stream.
 - head: a product after which nothing but element-wise work comes, as wide as a looked-up table is long.
-- FFN: every other product with weights that lies in a layer or ends in the stream.
+- entrance: what makes the stream before the first layer (patch embeddings, projections of looked-up rows).
+- FFN: every other product with weights that lies in a layer (where there are none: that ends in the stream), but no
+  convolution over positions.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from math import prod
 
 from introspect.analyzers._folding import LayerPaths
 from introspect.graph import Graph, base_name
@@ -206,9 +209,16 @@ class Structure:
                 return True
             if gemm.kind == "einsum" and not graph.gemm_weights(i, gemm) and graph.gemm_reads_data(i, gemm):
                 return not self._within_tokens(i)
-            if gemm.kind == "conv" and gemm.rhs is not None and len(graph.tensors[gemm.rhs].shape) == 3:
-                return self.layer_of(i) is not None
-        return False
+        return self._is_convolution(i, axes=1) and self.layer_of(i) is not None
+
+    def _is_convolution(self, i: int, axes: int | None = None) -> bool:
+        """Whether op i convolves over neighbouring positions, along this many axes (None: any number)."""
+        kernels = [
+            self.graph.tensors[gemm.rhs].shape[2:]
+            for gemm in self.graph.ops[i].gemms
+            if gemm.kind == "conv" and gemm.rhs is not None
+        ]
+        return any(prod(kernel) > 1 and axes in (None, len(kernel)) for kernel in kernels)
 
     @cached_property
     def heads(self) -> set[int]:
@@ -224,12 +234,22 @@ class Structure:
                     found.add(i)
         return found
 
+    def enters(self, i: int) -> bool:
+        """Whether op i comes before the first layer's first op."""
+        return i < self._first_layer_op
+
+    @cached_property
+    def _first_layer_op(self) -> int:
+        positions = (i for i in range(len(self.graph.ops)) if self.layer_of(i) is not None)
+        return next((i for i in positions if self.graph.nature[i] == "data"), 0)
+
     @cached_property
     def ffn(self) -> set[int]:
         """Weight products of feed-forward blocks, experts included."""
         taken = self.mixers | self.router | self.heads
-        rest = [i for i in self.matrices if i not in taken]
-        return {i for i in rest if i in self.experts or self.layer_of(i) is not None or self._reaches_stream(i)}
+        rest = [i for i in self.matrices if i not in taken and not self.enters(i) and not self._is_convolution(i)]
+        layered = self._first_layer_op > 0
+        return {i for i in rest if self.layer_of(i) is not None or (not layered and self._reaches_stream(i))}
 
     # --- reach ------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ The parts are told by structure and dataflow of a recorded run, not by names (do
 `total`, and a bias belongs to its matrix's part. Tied parameters count once, under `embedding`. `active` is what one
 token uses: top-k of E routed experts, the embedding whole, nothing that no op read. `bias` are vectors added to a
 product (a LayerNorm's beta is `norm`). Rows fold equal layers of one kind; `layer_share` is of one such layer.
+`used` says whether any op of the run read it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ UNITS = {
     "bytes": "B",
     "share": "share",
     "layer_share": "share",
+    "used": "",
 }
 
 
@@ -91,7 +93,9 @@ def _table(placed: tuple[Placed, ...], paths: LayerPaths) -> Table:
     rows: dict[tuple[object, ...], list[Placed]] = {}
     for one in placed:
         kind = kinds.get(paths.layer_path(one.parameter.path))
-        key = (paths.split(one.parameter.path)[0], kind, one.component, one.parameter.shape, one.parameter.dtype)
+        parameter = one.parameter
+        pattern = paths.split(parameter.path)[0]
+        key = (pattern, kind, one.component, parameter.shape, parameter.dtype, parameter.touched)
         rows.setdefault(key, []).append(one)
     total = sum(one.parameter.count for one in placed)
     of_kind: defaultdict[object, int] = defaultdict(int)
@@ -116,6 +120,7 @@ def _row(
         "bytes": sum(one.parameter.bytes for one in found),
         "share": count / total if total else 0.0,
         "layer_share": None if key[1] is None else count / of_kind[key[1]],
+        "used": first.parameter.touched,
     }
 
 

@@ -58,6 +58,7 @@ def analyze(params: Params, traces: Traces) -> Result:
     labels = Labels(structure)
     shown = engine if params.view == "engine" else executed
     shown = fuse(shown) if params.fuse else shown
+    notes = audit_notes(trace, executed)
     return Result(
         command="trace",
         model=describe_model(trace),
@@ -68,9 +69,9 @@ def analyze(params: Params, traces: Traces) -> Result:
             "ops": op_table(labels),
         },
         assumptions=_assumptions(trace, executed),
-        notes=audit_notes(trace, executed),
+        notes=notes,
         unclassified=tuple(f"{op.op} in {op.module} ({op.count})" for op in trace.unclassified),
-        text=draw(structure, labels, shown, params.format) if params.format in FORMATS else None,
+        text=draw(structure, labels, shown, params.format, notes) if params.format in FORMATS else None,
     )
 
 

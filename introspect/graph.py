@@ -7,6 +7,7 @@ the earlier writer, so walking back through the last writer reaches them all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
@@ -45,6 +46,7 @@ class Graph:
 
     def _connect(self) -> None:
         writer: dict[int, int] = {}
+        writes = Counter(self.tensors[t].storage for op in self.ops if not self.is_view(op) for t in op.outputs)
         for i, op in enumerate(self.ops):
             # A factory takes shape and dtype of its operand (empty_like), not its values.
             reads = op.kind != "factory"
@@ -58,7 +60,9 @@ class Graph:
                     self.consumers[p].append(i)
             self.nature.append(self._nature_of(i, op))
             for t in op.outputs:
-                writer[self.tensors[t].storage] = i
+                # An allocation that nobody fills stands for an input of the run, whose values are not recorded.
+                if not (is_allocation(op) and writes[self.tensors[t].storage] == 1):
+                    writer[self.tensors[t].storage] = i
 
     def is_view(self, op: Op) -> bool:
         """Whether this op only names a storage anew."""
@@ -156,6 +160,11 @@ def base_name(op: Op) -> str:
     """The function's bare name: "add" for "aten.add_.Tensor" and "aten.add.Tensor"."""
     parts = op.name.split(".")
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
+
+
+def is_allocation(op: Op) -> bool:
+    """Whether an op only makes room: its result has no values."""
+    return op.kind == "factory" and base_name(op).startswith(("empty", "new_empty"))
 
 
 def _is_real_number(dtype: str) -> bool:

@@ -56,6 +56,15 @@ def test_a_factory_takes_a_shape_and_no_value():
     assert graph.nature[1] == "constant"
 
 
+def test_an_allocation_that_nobody_fills_is_an_input():
+    r = Recording()
+    x = r.op("empty_like", (), (6, 4), kind="factory")
+    r.op("native_layer_norm", (x, r.parameter("norm.weight", (4,))), (6, 4), kind="norm")
+    graph = Graph(r.trace())
+    assert graph.producers[1] == (-1, -1)
+    assert graph.nature[1] == "data"
+
+
 def test_natures():
     r = Recording()
     x = r.tensor((6, 4))

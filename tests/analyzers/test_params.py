@@ -7,7 +7,19 @@ from dataclasses import replace
 
 import pytest
 from support.tiny import build, record
-from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, Recording, latent_model, llama, moe_ffn
+from support.traces import (
+    HEADS,
+    HIDDEN,
+    INNER,
+    KV_HEADS,
+    VOCABULARY,
+    WIDTH,
+    Recording,
+    latent_model,
+    llama,
+    llama_layer,
+    moe_ffn,
+)
 
 from introspect.analyzers.params import Params, analyze
 from introspect.records import Parameter
@@ -87,6 +99,7 @@ def test_what_is_never_read_is_listed_and_not_active():
     assert result.totals["unused"] == result.totals["other"] == 77
     assert result.totals["total"] - result.totals["active"] == 77
     assert "never read by the forward: tower.weight" in result.notes
+    assert [row["parameter"] for row in result.tables["parameters"].rows if not row["used"]] == ["tower.weight"]
 
 
 def test_an_unread_parameter_is_placed_like_its_twin_in_another_layer():
@@ -109,6 +122,31 @@ def test_rows_fold_equal_layers_and_shares_sum_to_one():
     for layers in ("0", "1-2"):
         assert sum(row["layer_share"] for row in rows if row["layers"] == layers) == pytest.approx(1)
     assert by_name["norm.weight", ""]["layer_share"] is None
+
+
+def test_what_makes_the_stream_before_the_first_layer_is_embedding():
+    r = Recording()
+    patches = r.linear(r.tensor((1, 6, 147)), "patch", HIDDEN)
+    placed = r.op("add", (patches, r.parameter("positions", (1, 6, HIDDEN))), (1, 6, HIDDEN))
+    x = llama_layer(r, placed, 0)
+    r.linear(r.op("mean", (x,), (1, HIDDEN), kind="reduction"), "pooler", HIDDEN)
+    totals = ask(r.trace()).totals
+    assert totals["embedding"] == 147 * HIDDEN + 6 * HIDDEN
+    assert totals["other"] == HIDDEN * HIDDEN
+
+
+def test_a_table_of_distances_belongs_to_attention():
+    # T5: rows of one number a head, looked up by positions alone and added to the scores
+    r = Recording()
+    x = r.lookup("embed.weight", VOCABULARY, HIDDEN, 6)
+    distances = r.op("arange", (), (6, 6), kind="factory", dtype="int64")
+    table = r.parameter("layers.0.distances.weight", (32, 4))
+    bias = r.op("embedding", (table, distances), (6, 6, 4), kind="lookup", module="layers.0")
+    r.op("add", (bias, r.op("le", (distances,), (6, 6, 4))), (6, 6, 4), module="layers.0")
+    llama_layer(r, x, 0)
+    totals = ask(r.trace()).totals
+    assert totals["embedding"] == VOCABULARY * HIDDEN
+    assert totals["attention"] == ATTENTION + 32 * 4
 
 
 SMALL = {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "moe_intermediate_size": 48}

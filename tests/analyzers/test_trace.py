@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from support.tiny import build, record
-from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, latent_model, llama, moe_ffn
+from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, Recording, latent_model, llama, moe_ffn
 
 from introspect.analyzers.trace import Params, analyze
 from introspect.records import Unclassified
@@ -99,6 +99,15 @@ def test_the_self_audit():
     assert notes[2] == "ops without a cost rule: 0"
 
 
+def test_a_module_that_was_not_run_on_tokens_has_no_2nt():
+    r = Recording(seq=2048)
+    r.linear(r.tensor((5, 8)), "a", 3)
+    assert ask(r.trace(), seq=2048).notes == (
+        "parameters: 24 in products + 0 outside = 24",
+        "ops without a cost rule: 0",
+    )
+
+
 def test_unclassified_ops_are_named():
     odd = Unclassified(op="aten.odd.default", module="layers.0", count=3)
     result = ask(replace(llama(), unclassified=(odd,)))
@@ -114,6 +123,7 @@ def test_a_drawing_has_one_layer_of_each_kind_and_a_shape_on_every_edge(form):
     assert "layers.* (2)" in text
     assert "outside the layers" in text
     assert "moe.experts.gate_up" in text
+    assert "ops without a cost rule: 0" in text.splitlines()[-1]
     edges = [line for line in text.splitlines() if "-->" in line or "->" in line]
     assert edges
     assert all(re.search(r'"\d+( x \d+)*"', edge) for edge in edges)
