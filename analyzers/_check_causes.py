@@ -82,7 +82,7 @@ def name_causes(load: LoadRecord, stored: Iterable[str]) -> tuple[Cause | None, 
     if missing and unexpected and (prefix := _shared_prefix(missing, unexpected)) is not None:
         both = f"every name {prefix}", "rename the tensors, or save the model without that wrapper"
         return both, both
-    if any(".lora_A." in name or ".base_layer." in name for name in unexpected):
+    if any(".base_layer." in name for name in unexpected):
         both = (
             "saved from a model wrapped by PEFT, adapter and base together",
             "merge the adapter first (merge_and_unload)",

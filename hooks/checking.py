@@ -97,6 +97,8 @@ def _own_model(params: CheckParams, name: str, checkpoint: Checkpoint) -> str | 
         return None
     if checkpoint.adapter_config is not None:
         base = checkpoint.adapter_config.get("base_model_name_or_path")
+        if isinstance(base, str) and ".py:" in base:  # a file may name a model, not code to run
+            raise CheckpointError(name, f"an adapter whose base is code: {base}", "give the base model as MODEL")
         return base if isinstance(base, str) and base else None
     if not _is_here(name):
         return name

@@ -94,8 +94,8 @@ def _bits(found: dict[str, Any]) -> int | None:
         return int(found["bits"])
     groups = found.get("config_groups")
     weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
-    numbers = {entry.get("num_bits") for entry in weights if isinstance(entry, dict)}
-    only = numbers.pop() if len(numbers) == 1 else None
+    numbers = {repr(entry.get("num_bits")): entry.get("num_bits") for entry in weights if isinstance(entry, dict)}
+    only = next(iter(numbers.values())) if len(numbers) == 1 else None
     return only if only in range(1, 17) else None
 
 
