@@ -99,7 +99,7 @@ class Components:
     def _component_of(self, i: int) -> Component:
         structure = self.structure
         if self.graph.ops[i].kind == "lookup":
-            return "embedding" if self._looks_up_input(i) else "attention"
+            return "embedding" if self._feeds_products(i) else "attention"
         if self.labels.kind.get(i) == "norm":
             return "norm"
         if i in structure.heads:
@@ -114,22 +114,12 @@ class Components:
             return "embedding" if structure.enters(i) else "other"
         return self._near_product(i)
 
-    def _looks_up_input(self, i: int) -> bool:
-        """False for a table of distances: looked up by positions alone, in rows that are no part of the stream."""
+    def _feeds_products(self, i: int) -> bool:
+        """False for a table of distances: what it gives meets attention scores and no weight product before them."""
         graph, structure = self.graph, self.structure
-        row = graph.tensors[graph.ops[i].outputs[0]].shape[-1:]
-        if row in {graph.tensors[graph.ops[j].outputs[0]].shape[-1:] for j in structure.residual_adds}:
-            return True
-        waiting, seen = [i], {i}
-        while waiting:
-            j = waiting.pop()
-            sources = zip(graph.producers[j], graph.ops[j].inputs, strict=True)
-            if graph.ops[j].kind != "factory" and any(p < 0 and graph.tensors[t].role == "index" for p, t in sources):
-                return True
-            found = {p for p in graph.producers[j] if p >= 0} - seen
-            seen |= found
-            waiting += found
-        return not structure.residual_adds
+        after = graph.ahead([i], lambda j: structure.core[j])
+        cores = {j for k in after for j in graph.consumers[k] if structure.core[j]}
+        return not cores or not cores.isdisjoint(structure.matrices)
 
     def _near_product(self, i: int) -> Component:
         """The component of the product that op i follows, else of the one it leads to. Within the stream: part of the

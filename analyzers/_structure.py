@@ -28,7 +28,7 @@ from introspect.graph import Graph, base_name
 
 _ADDS = frozenset({"add", "sub"})
 _CHOICES = frozenset({"topk", "argmax", "sort", "argsort", "max"})
-_TABLE_SLACK = 64  # a head may leave out padding rows of the table (MusicGen: 2048 of 2049)
+_TABLE_SLACK = 0.1  # share of a table's rows that a head may leave out: padding (MusicGen), prompts (CPM-Ant)
 
 
 class Structure:
@@ -87,12 +87,10 @@ class Structure:
         return not any(graph.tensors[t].role == "cache" for j in (i, *near) for t in graph.ops[j].inputs)
 
     def _is_gate(self, i: int, slot: int) -> bool:
-        """One number a row, and none that a top-k chose (routing weights scale what an expert reads)."""
-        graph = self.graph
-        if graph.tensors[graph.ops[i].inputs[slot]].shape[-1:] != (1,):
-            return False
-        near = graph.back([graph.producers[i][slot]], lambda j: self.core[j])
-        return not any(base_name(graph.ops[j]) in _CHOICES for j in near)
+        """Whether a factor scales the stream itself (hyper-connections, gated norms): no top-k chose it, as it does
+        routing weights, which scale what an expert reads."""
+        near = self.graph.back([self.graph.producers[i][slot]], lambda j: self.core[j])
+        return not any(base_name(self.graph.ops[j]) in _CHOICES for j in near)
 
     def _skips(self) -> tuple[set[int], set[tuple[int, ...]]]:
         """Ops whose results skip a core and are added again, and the widths a stream has."""
@@ -228,7 +226,7 @@ class Structure:
         found = set()
         for i in self.matrices:
             gemm = graph.ops[i].gemms[0]
-            if any(abs(gemm.n - rows) <= _TABLE_SLACK for rows in tables) and self.layer_of(i) is None:
+            if any(abs(gemm.n - rows) <= _TABLE_SLACK * rows for rows in tables) and self.layer_of(i) is None:
                 after = graph.ahead(graph.consumers[i], lambda j: False)
                 if not any(self.core[j] or j in self.residual_adds for j in after):
                     found.add(i)

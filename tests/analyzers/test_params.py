@@ -136,17 +136,19 @@ def test_what_makes_the_stream_before_the_first_layer_is_embedding():
 
 
 def test_a_table_of_distances_belongs_to_attention():
-    # T5: rows of one number a head, looked up by positions alone and added to the scores
+    # T5: rows of one number a head, looked up by distance and added to the scores
     r = Recording()
     x = r.lookup("embed.weight", VOCABULARY, HIDDEN, 6)
     distances = r.op("arange", (), (6, 6), kind="factory", dtype="int64")
     table = r.parameter("layers.0.distances.weight", (32, 4))
     bias = r.op("embedding", (table, distances), (6, 6, 4), kind="lookup", module="layers.0")
-    r.op("add", (bias, r.op("le", (distances,), (6, 6, 4))), (6, 6, 4), module="layers.0")
-    llama_layer(r, x, 0)
+    bias = r.op("add", (bias, r.op("le", (distances,), (6, 6, 4))), (6, 6, 4), module="layers.0")
+    q, k, v = (r.linear(x, f"layers.0.{name}", HIDDEN) for name in "qkv")
+    mixed = r.attention(q, k, v, heads=4, kv_heads=4, width=8, module="layers.0", bias=bias)
+    r.op("add", (x, r.linear(mixed, "layers.0.o", HIDDEN)), r.tensors[x].shape, module="layers.0")
     totals = ask(r.trace()).totals
     assert totals["embedding"] == VOCABULARY * HIDDEN
-    assert totals["attention"] == ATTENTION + 32 * 4
+    assert totals["attention"] == 4 * HIDDEN * HIDDEN + 32 * 4
 
 
 SMALL = {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "moe_intermediate_size": 48}

@@ -125,8 +125,9 @@ class Recording:
         narrow = self.op("_to_copy", (scaled,), shape, kind="cast", module=path)
         return self.op("mul", (self.parameter(f"{path}.weight", shape[-1:]), narrow), shape, module=path)
 
-    def attention(self, q, k, v, *, heads, kv_heads, width, module, v_width=None, pairs=None, window=None):
-        """The fused op on q [B, H, S, D], k [B, G, T, D] and v [B, G, T, Dv]; causal unless `pairs` says otherwise."""
+    def attention(self, q, k, v, *, heads, kv_heads, width, module, v_width=None, pairs=None, window=None, bias=None):
+        """The fused op on q [B, H, S, D], k [B, G, T, D] and v [B, G, T, Dv]; causal unless `pairs` says otherwise.
+        `bias` is added to the scores."""
         batch, seq = self.run.batch, self.run.seq
         keys = self.run.context + seq
         v_width = v_width or width
@@ -154,7 +155,8 @@ class Recording:
         context = Gemm(
             kind="attention_pv", batch=batch * heads, m=seq, k=keys, n=v_width, lhs=None, rhs=views[2], out=out
         )
-        self.op("attention", views, (), kind="gemm", module=module, out=out, gemms=(scores, context), attention=call)
+        inputs = views if bias is None else [*views, bias]
+        self.op("attention", inputs, (), kind="gemm", module=module, out=out, gemms=(scores, context), attention=call)
         return self.view(out, (batch, seq, heads * v_width), module=module)
 
     def cached(self, x, layer, name, shape):
