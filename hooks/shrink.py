@@ -67,6 +67,13 @@ def shrink(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreT
     return read(type(config), search.best.fields)
 
 
+def few_layers(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> Fields:
+    """The config's fields with every stack cut to the fewest layers that show all its kinds; widths stay."""
+    search = _Search(model_class, type(config), fields_of(config))
+    search.fewer_layers()
+    return search.best.fields
+
+
 def build_on_meta(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> nn.Module:
     """The model in fp32 on the meta device."""
     with init_empty_weights(include_buffers=True), meta_device_safe_creation_ops():

@@ -1,0 +1,137 @@
+"""Say which config field decides each dimension of each matrix, found by changing fields and building again.
+
+Nothing is read from field names: one integer at a time is moved, the model built on meta and run on a few tokens, and a
+dimension is a sum of products of the fields that move it, confirmed on a change it was not fitted to. `structural`
+fields add or remove matrices, `still` ones do nothing here, `stuck` ones could not be moved at all. For an FFN width
+the table `ffn_widths` adds its ratio to the hidden width, the power of two in it, and whether rounding up
+multiplier * 2/3 * 4d to a multiple would give it: a guess at how it was chosen, never a fact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import product
+
+from introspect.explain_record import Dimension, ExplainRecord, Term
+from introspect.params import Traces, option
+from introspect.records import RunShape
+from introspect.table import Result, Table, Value, describe_model
+
+MODELS = "one"
+EXAMPLES = (
+    "introspect explain meta-llama/Meta-Llama-3-8B",
+    "introspect explain deepseek-ai/DeepSeek-V3 --module '*kv_a*'",
+)
+MULTIPLIERS = (1.0, 1.3)  # of Llama's training code: 1 unless given, 1.3 in the 70B models and Llama 3
+MULTIPLES = (4096, 1024, 256)
+SHORTEST_RUN = RunShape(phase="prefill", seq=4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params:
+    """Which modules are shown."""
+
+    module: str = option("*", "only modules that match this pattern", metavar="PATTERN")
+
+
+def analyze(params: Params, traces: Traces) -> Result:
+    """One row for each dimension of each kind of matrix."""
+    trace = traces(SHORTEST_RUN)
+    record: ExplainRecord = traces.gather("dimensions.gather_dimensions", raw=trace.model.config)
+    shown = [d for d in record.dimensions if _matches(d.module, params.module)]
+    return Result(
+        command="explain",
+        model=describe_model(trace),
+        totals={
+            "dimensions": len(shown),
+            "confirmed": sum(d.confirmed for d in shown),
+            "builds": record.builds,
+        },
+        tables={
+            "dimensions": Table(units=UNITS, rows=tuple(_row(d) for d in shown)),
+            "ffn_widths": Table(units=WIDTH_UNITS, rows=tuple(_width_rows(record.dimensions))),
+            "fields": Table(
+                units={"field": "", "effect": ""},
+                rows=(
+                    *({"field": name, "effect": "structural: adds or removes"} for name in record.structural),
+                    *({"field": name, "effect": "still: moves no dimension"} for name in record.still),
+                    *({"field": name, "effect": "stuck: no change of it builds"} for name in record.stuck),
+                ),
+            ),
+        },
+        assumptions=("the rule behind an FFN width is a guess",),
+        notes=(f"{record.builds} changed models were built, one layer of each kind",),
+    )
+
+
+UNITS = dict.fromkeys(("module", "dimension", "value", "expression", "fields", "confirmed"), "")
+WIDTH_UNITS = dict.fromkeys(("module", "width", "hidden", "ratio", "power_of_two", "rule_guess"), "")
+
+
+def _matches(module: str, pattern: str) -> bool:
+    return fnmatchcase(module, pattern)
+
+
+def _row(dimension: Dimension) -> dict[str, Value]:
+    return {
+        "module": dimension.module,
+        "dimension": dimension.dimension,
+        "value": dimension.value,
+        "expression": expression(dimension.terms),
+        "fields": " ".join(dimension.fields),
+        "confirmed": dimension.confirmed,
+    }
+
+
+def expression(terms: tuple[Term, ...] | None) -> str | None:
+    """Terms as text, fields in alphabetical order: "kv_lora_rank + qk_rope_head_dim", "2 * moe_intermediate_size"."""
+    if terms is None:
+        return None
+    text = ""
+    for coefficient, names in terms:
+        factors = [*([str(abs(coefficient))] if abs(coefficient) != 1 or not names else []), *names]
+        sign = (" - " if coefficient < 0 else " + ") if text else ("-" if coefficient < 0 else "")
+        text += sign + " * ".join(factors)
+    return text or "0"
+
+
+def _width_rows(dimensions: tuple[Dimension, ...]) -> list[dict[str, Value]]:
+    """Widths that a matrix opens from the hidden width and another one closes back to it."""
+    sizes = {(d.module, d.dimension): d for d in dimensions}
+    hidden = next((d for d in dimensions if d.dimension == "n" and (d.module, "rows") in sizes), None)
+    if hidden is None:
+        return []
+    opened = {d.module: d for d in dimensions if d.dimension == "n" and _reads(sizes, d.module, "k", hidden)}
+    closed = {expression(d.terms) for d in dimensions if d.dimension == "k" and _reads(sizes, d.module, "n", hidden)}
+    attention = {expression(d.terms) for d in dimensions if d.dimension.endswith("_heads")}
+    rows = []
+    for module, d in opened.items():
+        text = expression(d.terms)
+        if text in closed and text != expression(hidden.terms) and text not in attention and len(d.fields) == 1:
+            rows.append(_width_row(module, d.value, hidden.value))
+    return rows
+
+
+def _reads(sizes: dict[tuple[str, str], Dimension], module: str, side: str, hidden: Dimension) -> bool:
+    other = sizes.get((module, side))
+    return other is not None and other.terms == hidden.terms
+
+
+def _width_row(module: str, width: int, hidden: int) -> dict[str, Value]:
+    return {
+        "module": module,
+        "width": width,
+        "hidden": hidden,
+        "ratio": width / hidden,
+        "power_of_two": width & -width,
+        "rule_guess": _rule_guess(width, hidden),
+    }
+
+
+def _rule_guess(width: int, hidden: int) -> str | None:
+    for multiplier, multiple in product(MULTIPLIERS, MULTIPLES):
+        target = int(multiplier * int(2 * 4 * hidden / 3))
+        if -(-target // multiple) * multiple == width:
+            return f"{multiplier:g} x 2/3 x 4d rounded up to {multiple}"
+    return "4d" if width == 4 * hidden else None
