@@ -35,9 +35,7 @@ class Labels:
         self.kind: dict[int, str] = {}
         self._parent: dict[int, int] = {}
         ops = self.graph.ops
-        self.rest = {
-            i for i, op in enumerate(ops) if not op.gemms and op.kind != "scalar" and not self.graph.is_view(op)
-        }
+        self.rest = {i for i, op in enumerate(ops) if not op.gemms and op.kind != "scalar" and not self.graph.views[i]}
         for i in sorted(self.rest):
             op = ops[i]
             if self.graph.nature[i] != "data":

@@ -181,7 +181,7 @@ class Structure:
         return [
             i
             for i, op in enumerate(graph.ops)
-            if not graph.is_view(op) and any(graph.tensors[t].role == "cache" for t in op.outputs)
+            if not graph.views[i] and any(graph.tensors[t].role == "cache" for t in op.outputs)
         ]
 
     @cached_property

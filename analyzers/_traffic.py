@@ -86,7 +86,7 @@ def cache_traffic(graph: Graph) -> CacheTraffic:
     views: defaultdict[int, dict[object, int]] = defaultdict(dict)
     put: dict[int, int] = {}
     for i, op in enumerate(graph.ops):
-        if op.kind == "factory" or graph.is_view(op):
+        if op.kind == "factory" or graph.views[i]:
             continue
         written = {graph.tensors[t].storage for t in op.outputs}
         for slot, t in enumerate(op.inputs):

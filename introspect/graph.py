@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Literal
 
 from introspect.records import Gemm, Op, Repeat, Tensor, Trace
@@ -22,8 +23,9 @@ _LOOKUPS = frozenset({"lookup", "gather"})
 class Graph:
     """Producers and consumers of a trace's forward ops (`ops`; folded bodies once, `times` says how often).
 
-    `nature` of an op's result: "constant" follows from positions and sizes alone (masks, rotary angles), "weight" from
-    parameters and constants (a cast or scaled weight), "data" from the model's inputs or cached state.
+    `views` says which ops only name a storage anew. `nature` of an op's result: "constant" follows from positions and
+    sizes alone (masks, rotary angles), "weight" from parameters and constants (a cast or scaled weight), "data" from
+    the model's inputs or cached state.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -37,6 +39,7 @@ class Graph:
                 self.ops.append(op)
                 self.times.append(times)
                 self.repeated.append(repeated)
+        self.views = [self._is_view(op) for op in self.ops]
         self.buffers = frozenset(p.path for p in trace.parameters if p.buffer)
         self.producers: list[tuple[int, ...]] = []
         self.consumers: list[list[int]] = [[] for _ in self.ops]
@@ -46,13 +49,18 @@ class Graph:
 
     def _connect(self) -> None:
         writer: dict[int, int] = {}
-        writes = Counter(self.tensors[t].storage for op in self.ops if not self.is_view(op) for t in op.outputs)
+        writes = Counter(
+            self.tensors[t].storage
+            for op, view in zip(self.ops, self.views, strict=True)
+            if not view
+            for t in op.outputs
+        )
         for i, op in enumerate(self.ops):
             # A factory takes shape and dtype of its operand (empty_like), not its values.
             reads = op.kind != "factory"
             producers = tuple(writer.get(self.tensors[t].storage, -1) if reads else -1 for t in op.inputs)
             self.producers.append(producers)
-            if self.is_view(op):
+            if self.views[i]:
                 self.nature.append("constant")  # never asked: no op has a view as its producer
                 continue
             for p in set(producers):
@@ -64,8 +72,7 @@ class Graph:
                 if not (is_allocation(op) and writes[self.tensors[t].storage] == 1):
                     writer[self.tensors[t].storage] = i
 
-    def is_view(self, op: Op) -> bool:
-        """Whether this op only names a storage anew."""
+    def _is_view(self, op: Op) -> bool:
         if op.kind != "layout" or not op.inputs:
             return False
         read = {self.tensors[t].storage for t in op.inputs}
@@ -158,7 +165,12 @@ class Graph:
 
 def base_name(op: Op) -> str:
     """The function's bare name: "add" for "aten.add_.Tensor" and "aten.add.Tensor"."""
-    parts = op.name.split(".")
+    return _base(op.name)
+
+
+@cache
+def _base(name: str) -> str:
+    parts = name.split(".")
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
 
 

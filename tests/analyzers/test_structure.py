@@ -6,6 +6,7 @@ from support.traces import HIDDEN, VOCABULARY, Recording, gated_ffn, llama, llam
 
 from introspect.analyzers._structure import Structure
 from introspect.graph import Graph
+from introspect.records import ExpertCall, Gemm
 
 
 def parts(trace):
@@ -92,3 +93,70 @@ def test_without_residuals_a_product_after_attention_still_ends_the_mixer():
     r.linear(r.linear(mixed, "d", HIDDEN), "e", 81)
     structure, names = parts(r.trace())
     assert names(structure.mixers) == {"a", "b", "c", "d"}
+
+
+def mixed_streams(r, x, layer):
+    """Hyper-connections: four copies of the stream, mixed by a product within each token, scaled by learned gates."""
+    path = f"layers.{layer}"
+    shape = r.tensors[x].shape  # [1, 6, 4, HIDDEN]
+    gates = r.linear(r.view(x, (6, 4 * HIDDEN), module=path), f"{path}.mix", 4)
+    pooled = r.op("mul", (x, r.view(gates, (1, 6, 4, 1), module=path)), shape, module=path)
+    block_input = r.op("sum", (pooled,), (1, 6, HIDDEN), kind="reduction", module=path)
+    q, k, v = (r.linear(block_input, f"{path}.attn.{name}", HIDDEN) for name in "qkv")
+    mixed = r.attention(q, k, v, heads=4, kv_heads=4, width=8, module=f"{path}.attn")
+    spread = r.op("mul", (r.linear(mixed, f"{path}.attn.o", HIDDEN), gates), shape, module=path)
+    square = r.linear(r.view(x, (6, 4 * HIDDEN), module=path), f"{path}.square", 16)
+    gemm = Gemm(kind="einsum", batch=6, m=4, k=4, n=HIDDEN, lhs=square, rhs=x, out=None)
+    kept = r.op("bmm", (square, x), shape, kind="gemm", module=path, gemms=(gemm,))
+    return r.op("add", (spread, kept), shape, module=path)
+
+
+def test_copies_of_the_stream_mixed_within_tokens_stay_a_stream():
+    r = Recording()
+    x = r.lookup("embed.weight", VOCABULARY, HIDDEN, 6)
+    x = r.op("repeat", (x,), (1, 6, 4, HIDDEN), kind="copy")
+    for layer in range(2):
+        x = mixed_streams(r, x, layer)
+    structure, names = parts(r.trace())
+    assert len(structure.residual_adds) == 2
+    for layer in range(2):
+        path = f"layers.{layer}"
+        assert names(structure.mixers) >= {f"{path}.attn.{name}" for name in "qkvo"}
+        assert f"{path}.square" in names(structure.ffn)
+
+
+def test_what_enters_the_cache_belongs_to_a_mixer():
+    # A compressor whose entries only later steps read
+    r = Recording(phase="decode", seq=1, context=40)
+    x = llama_layer(r, r.lookup("embed.weight", VOCABULARY, HIDDEN, 1), 0)
+    held = r.tensor((1, 1, 9), role="cache")
+    r.op("copy_", (held, r.linear(x, "layers.1.compress", 9)), (), kind="cache_write", module="layers.1", out=held)
+    structure, names = parts(r.trace())
+    assert "layers.1.compress" in names(structure.mixers)
+
+
+def test_weights_that_a_top_k_chose_scale_experts_and_not_the_stream():
+    # Llama 4 scales what the experts read
+    r = Recording()
+    x = r.lookup("embed.weight", VOCABULARY, HIDDEN, 6)
+    scores = r.linear(x, "layers.0.gate", 8)
+    chosen = r.op("topk", (scores,), (6, 1), kind="topk", module="layers.0")
+    scaled = r.op("mul", (x, chosen), (6, HIDDEN), module="layers.0")
+    call = ExpertCall(experts=8, top_k=1, tokens=6, rows=(1, 1, 1, 1, 1, 1, 0, 0))
+    out = r.grouped(scaled, "layers.0.experts.up", HIDDEN, call)
+    r.op("add", (x, r.view(out, (1, 6, HIDDEN))), (1, 6, HIDDEN), module="layers.0")
+    structure, names = parts(r.trace())
+    assert names(structure.router) == {"layers.0.gate"}
+
+
+def test_a_convolution_along_the_sequence_mixes_and_one_over_images_does_not():
+    r = Recording()
+    x = r.lookup("embed.weight", VOCABULARY, HIDDEN, 6)
+    for name, kernel in (("long", (3,)), ("point", (1,)), ("image", (3, 3))):
+        weight = r.parameter(f"layers.0.{name}.weight", (HIDDEN, 1, *kernel))
+        gemm = Gemm(kind="conv", batch=HIDDEN, m=6, k=3, n=1, lhs=x, rhs=weight, out=None)
+        out = r.op("convolution", (x, weight), r.tensors[x].shape, kind="gemm", module="layers.0", gemms=(gemm,))
+        x = r.op("add", (x, r.linear(out, f"layers.0.{name}_out", HIDDEN)), r.tensors[x].shape, module="layers.0")
+    structure, names = parts(r.trace())
+    assert names(structure.mixers) == {"layers.0.long", "layers.0.long_out"}
+    assert names(structure.ffn) == {"layers.0.point", "layers.0.point_out", "layers.0.image_out"}
