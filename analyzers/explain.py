@@ -130,8 +130,10 @@ def _width_row(module: str, width: int, hidden: int) -> dict[str, Value]:
 
 
 def _rule_guess(width: int, hidden: int) -> str | None:
+    if width == 4 * hidden:
+        return "4d"
     for multiplier, multiple in product(MULTIPLIERS, MULTIPLES):
         target = int(multiplier * int(2 * 4 * hidden / 3))
         if -(-target // multiple) * multiple == width:
             return f"{multiplier:g} x 2/3 x 4d rounded up to {multiple}"
-    return "4d" if width == 4 * hidden else None
+    return None

@@ -141,7 +141,7 @@ def _training_length(config: Any, layer_type: str | None) -> int | None:
 
 
 def _tabulated(path: str, module: nn.Module) -> Iterator[Rope]:
-    make_table = getattr(sys.modules[type(module).__module__], "create_sinusoidal_positions", None)
+    make_table = getattr(sys.modules.get(type(module).__module__), "create_sinusoidal_positions", None)
     table = getattr(module, "embed_positions", None)
     if make_table is None or not isinstance(table, torch.Tensor):
         return

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.tiny import LLAMA
+
+import introspect
+
+TINY = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", **LLAMA}
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return str(path)
+
+
+def rows(result, table, **wanted):
+    return [row for row in result.tables[table].rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def test_a_clean_model_has_no_findings_and_every_route_agrees(tiny):
+    result = introspect.analyze("audit", tiny, seq=32)
+
+    assert not result.findings
+    assert set(result.totals.values()) == {0}
+    assert result.notes[-1] == "nothing makes a number doubtful" or "nothing makes" in " ".join(result.notes)
+    assert {row["agrees"] for row in result.tables["routes"].rows} == {True}
+    assert {row["route"] for row in result.tables["routes"].rows} == {"torch", "fvcore", "twin"}
+
+
+def test_hand_formulas_are_the_sums_everyone_writes(tiny):
+    result = introspect.analyze("audit", tiny, seq=32, no_routes=True)
+
+    # 2 layers: attention 2 x (64x64 + 64x32), FFN 3 x 64x160, two norms; embedding and head 512 x 64, a norm
+    total = 2 * (2 * (64 * 64 + 64 * 32) + 3 * 64 * 160 + 2 * 64) + 2 * 512 * 64 + 64
+    expected = {
+        "mha": total + 2 * 2 * 64 * 32,  # K and V as wide as Q
+        "tied": total - 512 * 64,
+        "untied": total,
+        "two_matrix_ffn": total - 2 * 64 * 160,
+        "ffn_4d": total + 2 * 3 * 64 * (256 - 160),
+        "head_dim": total,
+        "q_by_kv_heads": total - 2 * 2 * 64 * 32,
+    }
+    assert {r["rule"]: r["hand"] for r in rows(result, "hand_formulas", quantity="parameters")} == expected
+    assert {row["record"] for row in rows(result, "hand_formulas", quantity="parameters")} == {total}
+    (flops,) = rows(result, "hand_formulas", rule="2n_per_token")
+    assert flops["hand"] == 2 * total
+    assert flops["record"] == 2 * (total - 512 * 64 - 5 * 64)  # no product: the embedding and five norms
+    kv = {row["rule"]: row["hand"] for row in rows(result, "hand_formulas", quantity="kv_bytes_per_token")}
+    assert kv == {
+        "mha": 512,
+        "head_dim": 256,
+        "kv_expanded": 256,
+        "all_layers_full": 256,
+    }  # 2 layers x 2 x 2 x 16 x 2 B
+
+
+def test_precision_and_position_come_from_the_graph(tiny):
+    result = introspect.analyze("audit", tiny, seq=32, no_routes=True)
+
+    assert rows(result, "precision", op="norm") == [{"op": "norm", "compute_dtype": "fp32", "count": 5}]
+    assert rows(result, "position") == [{"encoding": "rope", "layers": "0-1"}]
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Planted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(8, 8, bias=False)
+        self.unused = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        y = self.used(x)
+        if y.sum() > 0:
+            y = y * 2
+        return torch.fft.fft(y).real
+
+def build():
+    return Planted(), {"x": torch.zeros(2, 8)}
+"""
+
+
+def test_planted_faults_are_all_reported(tmp_path):
+    (tmp_path / "planted.py").write_text(FACTORY)
+    result = introspect.analyze("audit", f"{tmp_path / 'planted.py'}:build")
+
+    assert result.findings
+    assert (result.totals["unused"], result.totals["decisions"]) == (3, 1)
+    assert result.totals["unclassified"] >= 1
+    said = " ".join(result.notes)
+    assert "aten._fft_r2c.default in the root module has no cost rule" in said
+    assert "planted.py:13 asked Tensor.item of a value that depends on weights; False was assumed" in said
+    assert rows(result, "unused_parameters") == [{"parameter": "unused", "params": 3}]
+
+
+def test_experts_that_torchs_counter_misses_are_said_to_be_missed(tmp_path):
+    path = tmp_path / "config.json"
+    sizes = {**TINY, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+    path.write_text(json.dumps(sizes))
+
+    result = introspect.analyze("audit", str(path), seq=16)
+
+    (grouped,) = rows(result, "routes", route="torch", kind="grouped")
+    assert grouped["agrees"] is None
+    assert "aten._grouped_mm" in grouped["note"]
+    assert grouped["ours"] == 16 * 2 * 2 * (64 * 320 + 160 * 64) * 2  # tokens x top-2 x layers x matrices x 2 FLOPs
+    assert not result.findings
