@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Literal
 
 from introspect.analyzers._labels import Labels
+from introspect.analyzers._traffic import rows_of_tokens
 from introspect.records import Parameter
 
 Component = Literal["embedding", "lm_head", "attention", "ffn", "norm", "router", "other"]
@@ -25,7 +26,8 @@ _PRIORITY: tuple[Component, ...] = ("embedding", "lm_head", "router", "attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A parameter with its component. `active_share`: the part of it that one token uses (top-k of E experts)."""
+    """A parameter with its component. `active_share`: the part of it that one token uses, top-k of E experts, as a
+    fraction; `active_known` is False where top-k could not be told and the share is a mere bound."""
 
     parameter: Parameter
     component: Component
@@ -33,6 +35,7 @@ class Placed:
     routed: bool = False
     shared: bool = False
     active_share: tuple[int, int] = (1, 1)
+    active_known: bool = True
 
 
 class Components:
@@ -44,7 +47,7 @@ class Components:
         self.structure = labels.structure
         self._found: dict[str, Component] = {}
         self._biases: set[str] = set()
-        self._routed: dict[str, tuple[int, int]] = {}
+        self._routed: dict[str, tuple[int, int] | None] = {}
         self._shared: set[str] = set()
         for i in range(len(self.graph.ops)):
             if self.graph.nature[i] == "data":
@@ -62,7 +65,8 @@ class Components:
                 bias=path in self._biases,
                 routed=path in self._routed,
                 shared=path in self._shared,
-                active_share=self._routed.get(path, (1, 1)),
+                active_share=self._routed.get(path) or (1, 1),
+                active_known=self._routed.get(path, (1, 1)) is not None,
             )
 
     @cached_property
@@ -83,7 +87,7 @@ class Components:
             self._place(path, component)
         if i in structure.experts:
             call = op.experts
-            share = (call.top_k, call.experts) if call and call.top_k else (1, 1)
+            share = (rows_of_tokens(call), call.tokens * call.experts) if call and call.top_k else None
             self._routed |= dict.fromkeys(matrices | others, share)
         if i in structure.shared_experts and self._is_chained(i):
             self._shared |= matrices | others

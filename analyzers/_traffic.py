@@ -40,7 +40,13 @@ class CacheTraffic:
     written: int
 
 
-def expected_experts(experts: int, top_k: int, tokens: int) -> float:
+def rows_of_tokens(call: ExpertCall) -> int:
+    """Rows the tokens were routed to in this block: top-k each, fewer where some choices compute nothing (identity
+    experts, experts of another rank), and no more where an implementation multiplies every expert."""
+    return min(call.tokens * call.top_k, sum(call.rows))
+
+
+def expected_experts(experts: int, top_k: float, tokens: int) -> float:
     """Expected distinct experts that `tokens` tokens are sent to: E*(1 - (1 - k/E)^T)."""
     return float(experts * (1 - (1 - top_k / experts) ** tokens))
 
@@ -76,9 +82,10 @@ def _expert_shares(call: ExpertCall) -> tuple[float, float, float]:
     if not call.top_k:
         busy = sum(1 for rows in call.rows if rows) / call.experts
         return busy, busy, busy
-    expected = expected_experts(call.experts, call.top_k, call.tokens)
-    most = min(call.experts, call.tokens * call.top_k)
-    return expected / call.experts, min(1.0, call.top_k / call.experts), most / call.experts
+    chosen = rows_of_tokens(call) / call.tokens
+    expected = expected_experts(call.experts, chosen, call.tokens)
+    most = min(call.experts, call.tokens * chosen)
+    return expected / call.experts, min(1.0, chosen / call.experts), most / call.experts
 
 
 def cache_traffic(graph: Graph) -> CacheTraffic:

@@ -2,9 +2,9 @@
 
 The parts are told by structure and dataflow of a recorded run, not by names (docs/conventions.md): they add up to
 `total`, and a bias belongs to its matrix's part. Tied parameters count once, under `embedding`. `active` is what one
-token uses: top-k of E routed experts, the embedding whole, nothing that no op read. `bias` are vectors added to a
-product (a LayerNorm's beta is `norm`). Rows fold equal layers of one kind; `layer_share` is of one such layer.
-`used` says whether any op of the run read it.
+token uses: top-k of E routed experts, the embedding whole, nothing that no op read; null where top-k could not be told.
+`bias` are vectors added to a product (a LayerNorm's beta is `norm`). Rows fold equal layers of one kind; `layer_share`
+is of one such layer, `used` says whether any op of the run read the parameter.
 """
 
 from __future__ import annotations
@@ -73,10 +73,9 @@ def _totals(trace: Trace, placed: tuple[Placed, ...], paths: LayerPaths) -> dict
         return sum(one.parameter.count for one in chosen)
 
     parts: dict[str, Value] = {part: count(one for one in placed if one.component == part) for part in COMPONENTS}
-    used = [one for one in placed if one.parameter.touched]
     return {
         "total": count(placed),
-        "active": sum(one.parameter.count * one.active_share[0] // one.active_share[1] for one in used),
+        "active": _active(placed),
         **parts,
         "bias": count(one for one in placed if one.bias),
         "layers": count(one for one in placed if paths.layer_path(one.parameter.path)),
@@ -86,6 +85,13 @@ def _totals(trace: Trace, placed: tuple[Placed, ...], paths: LayerPaths) -> dict
         "unused": count(one for one in placed if not one.parameter.touched),
         "weight_bytes": sum(one.parameter.bytes for one in placed),
     }
+
+
+def _active(placed: tuple[Placed, ...]) -> int | None:
+    used = [one for one in placed if one.parameter.touched]
+    if not all(one.active_known for one in used):
+        return None
+    return sum(one.parameter.count * one.active_share[0] // one.active_share[1] for one in used)
 
 
 def _table(placed: tuple[Placed, ...], paths: LayerPaths) -> Table:

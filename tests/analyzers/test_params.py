@@ -65,6 +65,21 @@ def test_a_mixture():
     assert totals["total"] - totals["active"] == routed * 6 // 8  # two of eight experts
 
 
+def test_active_is_unknown_where_top_k_is():
+    trace = llama(layers=1, ffn=lambda layer: moe_ffn("layers.0.moe"))
+    ops = tuple(replace(op, experts=replace(op.experts, top_k=0)) if op.experts else op for op in trace.ops)
+    assert ask(replace(trace, ops=ops)).totals["active"] is None
+
+
+def test_choices_that_compute_nothing_are_not_active():
+    # 6 tokens x 2 choices, of which only 4 rows reach the 8 experts (LongCat's identity experts take the rest)
+    trace = llama(layers=1, ffn=lambda layer: moe_ffn("layers.0.moe", inner=27))
+    some = (1, 1, 1, 1, 0, 0, 0, 0)
+    ops = tuple(replace(op, experts=replace(op.experts, rows=some)) if op.experts else op for op in trace.ops)
+    totals = ask(replace(trace, ops=ops)).totals
+    assert totals["total"] - totals["active"] == 8 * 3 * HIDDEN * 27 * (48 - 4) // 48
+
+
 def test_latent_norms_are_norms():
     totals = ask(latent_model()).totals
     assert totals["norm"] == 27 + HIDDEN
