@@ -4,7 +4,8 @@ Names and configs are never asked. The rules:
 
 - core: an op with a product, and every op of a folded scan. All else moves, scales or normalises.
 - stream: what layers hand on. It starts at table lookups, at real-valued inputs and at values that skip a core and are
-  added again (x + f(x)). Ops without a core keep it (norms, casts, scaling); so does adding anything to it.
+  added again (x + f(x)). Ops without a core keep it (norms, casts, gates); so does adding anything to it, and mixing
+  copies of it within a token.
 - mixer: what exchanges values between tokens: attention, products of two activations, convolutions along one axis,
   folded scans. Its region reaches back from its operands to the stream, and forward from its result to the next add
   into the stream; gates multiplied in on the way belong to it.
