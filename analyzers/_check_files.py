@@ -148,10 +148,12 @@ def describe_packed(packed: Packed) -> str:
         what = f"a matrix {list(packed.shape)}"
     elif packed.elements is not None:
         what = f"{packed.elements:,} elements"
-    else:
+    elif packed.grouping:
         what = "a matrix whose bits per weight only the config tells"
-    bits = f"{packed.bits}-bit, " if packed.bits else ""
-    return f"{what} ({bits}{packed.grouping})"
+    else:
+        what = "a matrix"
+    details = ", ".join(filter(None, [f"{packed.bits}-bit" if packed.bits else "", packed.grouping]))
+    return f"{what} ({details})" if details else what
 
 
 def _stem(packed: Packed) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from introspect.analyzers._check_causes import Cause, name_causes, shape_causes
@@ -63,7 +64,9 @@ def dtype_kind(differs: WrongDtype, load: LoadRecord) -> str | None:
 def _names(
     record: CheckRecord, load: LoadRecord, files: dict[str, str], packed: dict[str, Packed]
 ) -> Iterator[Finding]:
-    why_missing, why_unexpected = name_causes(load, files)
+    why_missing = why_unexpected = _foreign_cause(load, packed)
+    if why_missing is None:
+        why_missing, why_unexpected = name_causes(load, files)
     for tensor in load.missing:
         wanted = f"{tensor.dtype} {list(tensor.shape)}"
         yield _finding("missing", tensor.name, files, expected=wanted, found="not stored", cause=why_missing)
@@ -77,6 +80,15 @@ def _names(
         held = stored.get(name)
         found = f"{held.dtype} {list(held.shape)}" if held else "stored"
         yield _finding("ignored", name, files, expected="left out by the class", found=found)
+
+
+def _foreign_cause(load: LoadRecord, packed: dict[str, Packed]) -> Cause | None:
+    """One cause of all names, when most of those that no parameter takes are parts of one quantised layout."""
+    schemes = Counter(packed[name].scheme for name in load.unexpected if name in packed)
+    if not schemes or 2 * sum(schemes.values()) < len(load.unexpected):
+        return None
+    what = f"a checkpoint in {schemes.most_common(1)[0][0]} parts, which transformers does not take with this config"
+    return what, "use the library it was made for, or a config whose quantization_config names a method of transformers"
 
 
 def _packed_cause(packed: Packed | None) -> Cause | None:
