@@ -78,5 +78,5 @@ def _distinct(ropes: tuple[Rope, ...]) -> list[Rope]:
 
 
 def _series(label: str, color: int, frequencies: tuple[float, ...], *, dashed: bool = False) -> Series:
-    points = tuple((float(pair), wavelength(f)) for pair, f in enumerate(frequencies) if f)
+    points = tuple((float(pair), tokens) for pair, f in enumerate(frequencies) if (tokens := wavelength(f)))
     return Series(label=label, color=color, xy=points, style="dashed" if dashed else "line")

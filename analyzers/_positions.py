@@ -128,13 +128,22 @@ class Positions:
         """Tables that positions are looked up in for the stream itself."""
         graph, found = self.graph, set()
         for i, op in enumerate(graph.ops):
-            if op.kind not in _LOOKUPS or not self.structure.in_stream(i):
+            if op.kind not in _LOOKUPS or not self._joins_stream(i):
                 continue
             tables = [graph.tensors[t].parameter for t in op.inputs if graph.tensors[t].parameter is not None]
             indices = [t for t in op.inputs if graph.tensors[t].role == "index" or "int" in graph.tensors[t].dtype]
             if tables and indices and all(self._is_position(i, t) for t in indices):
                 found.add("sinusoidal" if tables[0] in graph.buffers else "learned")
         return frozenset(found)
+
+    def _joins_stream(self, i: int) -> bool:
+        """Whether a looked-up row is in the stream, or is a constant (a row of a buffer) that is added to it first."""
+        graph = self.graph
+        if graph.nature[i] == "data":
+            return self.structure.in_stream(i)
+        reached = graph.ahead([i], lambda j: graph.nature[j] == "data")
+        users = [k for j in reached for k in graph.consumers[j] if graph.nature[k] == "data"]
+        return any(self.structure.in_stream(k) for k in users)
 
     def _is_position(self, i: int, t: int) -> bool:
         """Whether indices count something instead of naming tokens: they follow from a range or a running sum."""

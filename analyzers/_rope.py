@@ -60,22 +60,24 @@ def _rows(rope: Rope, layers: str) -> list[dict[str, Value]]:
             "base": rope.base,
             "unscaled_wavelength_tokens": wavelength(unscaled),
             "wavelength_tokens": wavelength(frequency),
-            "turns_in_training_length": None
-            if rope.training_length is None
-            else rope.training_length / wavelength(frequency),
+            "turns_in_training_length": _turns(rope, frequency),
             "attention_factor": rope.attention_factor,
         }
         for pair, (frequency, unscaled) in enumerate(zip(rope.inv_freq, rope.unscaled_inv_freq, strict=False))
     ]
 
 
-def wavelength(frequency: float) -> float:
-    """Tokens for one turn; infinite for a pair that is not rotated."""
-    return 2 * math.pi / frequency if frequency else math.inf
+def wavelength(frequency: float) -> float | None:
+    """Tokens for one turn; None for a pair that is not rotated."""
+    return 2 * math.pi / frequency if frequency else None
+
+
+def _turns(rope: Rope, frequency: float) -> float | None:
+    return None if rope.training_length is None else rope.training_length * frequency / (2 * math.pi)
 
 
 def incomplete_pairs(rope: Rope) -> int | None:
     """Pairs that never complete a turn inside the training length; None where that length is unknown."""
     if rope.training_length is None:
         return None
-    return sum(wavelength(frequency) > rope.training_length for frequency in rope.inv_freq)
+    return sum(rope.training_length * frequency < 2 * math.pi for frequency in rope.inv_freq)
