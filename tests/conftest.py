@@ -1,5 +1,6 @@
 """Fixtures for every test: no test reads or fills the user's own cache."""
 
+import json
 import os
 from pathlib import Path
 
@@ -25,6 +26,26 @@ def own_cache(tmp_path_factory):
         del os.environ["INTROSPECT_CACHE"]
     else:
         os.environ["INTROSPECT_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tmp_path_factory):
+    """Path of a config: two layers of width 32, four query heads on two key heads, 50 tokens, bf16."""
+    path = tmp_path_factory.mktemp("tiny") / "config.json"
+    fields = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "vocab_size": 50,
+        "dtype": "bfloat16",
+    }
+    path.write_text(json.dumps(fields), encoding="utf-8")
+    return str(path)
 
 
 @pytest.fixture

@@ -35,23 +35,10 @@ def heavy_imports(*argv, first=""):
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
+def config(tiny_config):
     """A tiny Llama whose decode step is in the store already."""
-    path = tmp_path_factory.mktemp("model") / "config.json"
-    fields = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 50,
-        "torch_dtype": "bfloat16",
-    }
-    path.write_text(json.dumps(fields))
-    introspect.trace(str(path), phase="decode", context=16)
-    return str(path)
+    introspect.trace(tiny_config, phase="decode", context=16)
+    return tiny_config
 
 
 @pytest.mark.parametrize(
