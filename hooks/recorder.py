@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -56,6 +57,10 @@ class ScanDetected(Exception):
         super().__init__(f"{path or 'the root module'} runs a loop over tokens or chunks")
 
 
+# Ops that give a tensor another storage: copy.deepcopy of a cache layer is one way to them.
+_CHANGES_STORAGE = frozenset(getattr(torch.ops.aten.set_, overload) for overload in torch.ops.aten.set_.overloads())
+
+
 class Recorder(TorchDispatchMode):
     """Record ops while active. `budget` bounds the ops one module call may run itself (None: unbounded).
 
@@ -74,22 +79,26 @@ class Recorder(TorchDispatchMode):
         self._budget = budget
         self._view_of: dict[tuple[Any, ...], int] = {}
         self._seen: dict[int, tuple[torch.Tensor, int]] = {}  # id -> (kept alive, view)
-        self._storages: dict[int, int] = {}
+        self._storages: dict[int, tuple[int, torch.UntypedStorage]] = {}  # address -> (number, kept alive)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op (or answer it from shadow values) and append it to `ops`."""
         kwargs = kwargs or {}
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # a sharded tensor turns itself into ops on its local part, which come here again
-        if self.paused:
-            return self._shadow.run(func, args, kwargs)
+        if any(issubclass(t, FakeTensor) for t in types):
+            return func(*args, **kwargs)  # on the way it asks for the shape of the whole result: nobody computes that
         out = self._shadow.run(func, args, kwargs)
+        if self.paused or isinstance(out, FakeTensor):
+            return out
         frame = self._stack.top
         if self._budget is not None and self.stage != "backward":
             frame.ops += 1
             if frame.ops > self._budget:
                 raise ScanDetected(frame.path)
         ins = tuple([self.view(t) for t in tensors_in(args)] + [self.view(t) for t in tensors_in(kwargs.values())])
+        if func in _CHANGES_STORAGE:
+            self._seen.pop(id(out), None)
         outs = tuple(self.view(t) for t in tensors_in((out,)))
         self.ops.append(self._entry(func, frame.path, ins, outs, args, kwargs))
         return out
@@ -111,7 +120,7 @@ class Recorder(TorchDispatchMode):
         if known is not None and known[0] is tensor:
             return known[1]
         storage = tensor.untyped_storage()
-        number = self._storages.setdefault(storage._cdata, len(self._storages))
+        number, _ = self._storages.setdefault(storage._cdata, (len(self._storages), storage))
         shape = tuple(tensor.shape)
         offset = int(tensor.storage_offset())
         key = (number, offset, shape, tensor.stride(), tensor.dtype)
