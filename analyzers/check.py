@@ -57,7 +57,10 @@ def analyze(params: Params, record: CheckRecord) -> Result:
             model=None if load is None else _model(load),
             totals=_totals(record, counts) | {f"{name}s": counts[name] for name in ("error", "warning", "note")},
             tables={"findings": findings_table(findings)},
-            notes=tuple(_notes(record)),
+            notes=(
+                *_notes(record),
+                *(() if counts["error"] or counts["warning"] else ("clean: no error, no warning",)),
+            ),
             findings=bool(counts["error"] or counts["warning"]),
             unreadable=any(KINDS[finding.kind].unreadable for finding in findings),
         )
