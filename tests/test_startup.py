@@ -37,7 +37,7 @@ def heavy_imports(*argv, first=""):
 @pytest.fixture(scope="module")
 def config(tiny_config):
     """A tiny Llama whose decode step is in the store already."""
-    introspect.trace(tiny_config, phase="decode", context=16)
+    heavy_imports("demo", tiny_config, "--phase", "decode", "--context", "16")
     return tiny_config
 
 
