@@ -56,25 +56,6 @@ def test_tests_are_no_package_and_hide_none():
     assert not (ROOT / "tests" / "introspect").exists()
 
 
-def test_every_test_of_a_module_is_found_by_its_name():
-    """tests/test_x.py for introspect/x.py, tests/hooks/test_y.py for hooks/y.py; others are named here."""
-    others = {
-        "commands",
-        "layout",
-        "import_direction",
-        "startup",
-        "every_command",
-        "conventions",
-        "real_indexes",
-        "examples",
-        "readme",
-    }
-    for folder, package in ((".", "introspect"), ("hooks", "hooks"), ("analyzers", "analyzers")):
-        modules = {path.stem.lstrip("_") for path in (ROOT / package).glob("*.py")}
-        tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / folder).glob("test_*.py")}
-        assert tests - modules <= others, f"tests/{folder} names no file of {package}/"
-
-
 @pytest.mark.sweep
 def test_mypy_checks_as_many_files_as_there_are():
     """Run where the links are missing, mypy would be green and blind."""
