@@ -86,6 +86,7 @@ class Work:
     activation_bytes: int = 0
     experts: ExpertCall | None = None
     expert_bytes: float = 0.0
+    weights: tuple[str, ...] = ()  # parameters it multiplies by
 
     @property
     def bytes(self) -> float:
@@ -147,6 +148,7 @@ def _work(found: list[Product]) -> Work:
         activation_bytes=everything - operands if weighted or first.attention is not None else everything,
         experts=call,
         expert_bytes=every_expert,
+        weights=tuple(path.partition(" ")[0] for product in found for path, _ in product.weights),  # "(keys)" of a half
     )
 
 

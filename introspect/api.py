@@ -132,7 +132,7 @@ def _arguments(command: Command, params: Any, opened: Sequence[Stored | Live]) -
     elif command.models != "none":
         arguments.append(tuple(opened))
     if command.gather:
-        arguments.append(importlib.import_module(f"introspect.hooks.{command.gather}").gather(params))
+        arguments.append(importlib.import_module(f"introspect.hooks.{command.gather}").gather(*arguments))
     return arguments
 
 

@@ -8,8 +8,8 @@ Looking for them imports none of them; asking for one imports that one. A comman
 - `analyze(params, traces)` -> Result; `traces` is a tuple for two and many, which may return a tuple of results, and
   left out for none;
 - where it draws, `FORMATS`, and a `format` field in Params that says which one is asked for;
-- where it needs something measured with torch, `GATHER`, a module of hooks/ whose `gather(params)` is `analyze`'s last
-  argument.
+- where it needs something measured with torch, `GATHER`, a module of hooks/ whose `gather`, called with the same
+  arguments, gives `analyze`'s last one.
 """
 
 from __future__ import annotations
