@@ -12,6 +12,7 @@ from introspect.table import Table, Value
 COLUMNS = ("kind", "severity", "tensor", "layers", "file", "expected", "found", "cause", "remedy", "count")
 UNITS = dict.fromkeys(COLUMNS, "")
 _RANKS = {"error": 0, "warning": 1, "note": 2}
+MOST_ROWS = 5000
 _LONGEST = 200
 _MOST_NUMBERS = 8
 
@@ -35,11 +36,12 @@ class Finding:
     count: int = 1
 
 
-def findings_table(findings: Iterable[Finding]) -> Table:
-    """One row for all findings that differ only in numbers of the tensor's name, or in the file.
+def findings_table(findings: Iterable[Finding]) -> tuple[Table, int]:
+    """(a table, rows left out): one row for all findings that differ only in numbers of the tensor's name or the file.
 
     `tensor` has `*` for such a number, `layers` says which: "0-31", or "3-60, 0-255" for two of them (layer, expert).
-    Every row stands for all combinations of its numbers, `count` of them.
+    Every row stands for all combinations of its numbers, `count` of them. A file made to confuse can have more rows
+    than MOST_ROWS; the most serious ones stay.
     """
     groups: defaultdict[tuple[str, ...], dict[Numbers, list[Finding]]] = defaultdict(lambda: defaultdict(list))
     for finding in findings:
@@ -48,7 +50,7 @@ def findings_table(findings: Iterable[Finding]) -> Table:
         groups[alike][numbers].append(finding)
     rows = [row for (_, pattern, *_), members in groups.items() for row in _rows(pattern, members)]
     rows.sort(key=_seriousness)
-    return Table(units=UNITS, rows=tuple(rows))
+    return Table(units=UNITS, rows=tuple(rows[:MOST_ROWS])), max(0, len(rows) - MOST_ROWS)
 
 
 def split_name(name: str) -> tuple[str, Numbers]:

@@ -52,15 +52,13 @@ def analyze(params: Params, record: CheckRecord) -> Result:
         for finding in findings:
             counts[finding.kind] += finding.count
             counts[KINDS[finding.kind].severity] += finding.count
+        table, left_out = findings_table(findings)
         return Result(
             command="check",
             model=None if load is None else _model(load),
             totals=_totals(record, counts) | {f"{name}s": counts[name] for name in ("error", "warning", "note")},
-            tables={"findings": findings_table(findings)},
-            notes=(
-                *_notes(record),
-                *(() if counts["error"] or counts["warning"] else ("clean: no error, no warning",)),
-            ),
+            tables={"findings": table},
+            notes=tuple(_notes(record, counts, left_out)),
             findings=bool(counts["error"] or counts["warning"]),
             unreadable=any(KINDS[finding.kind].unreadable for finding in findings),
         )
@@ -88,7 +86,7 @@ def _totals(record: CheckRecord, counts: Counter[str]) -> dict[str, Value]:
     }
 
 
-def _notes(record: CheckRecord) -> list[str]:
+def _notes(record: CheckRecord, counts: Counter[str], left_out: int) -> list[str]:
     checkpoint, load = record.checkpoint, record.load
     notes = [f"checkpoint: {checkpoint.source}"]
     if load is not None:
@@ -105,4 +103,8 @@ def _notes(record: CheckRecord) -> list[str]:
         notes.append("tensors of the files that could not be read are taken to be as the index says")
     if record.index_written is not None:
         notes.append(f"corrected index written to {record.index_written}")
+    if left_out:
+        notes.append(f"{left_out:,} more rows, the least serious, are left out; the totals count them")
+    if not counts["error"] and not counts["warning"]:
+        notes.append("clean: no error, no warning")
     return notes

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -266,9 +267,15 @@ def _compare_plain(built: BuiltModel, parts: Parts) -> LoadRecord:
     )
 
 
+@lru_cache(maxsize=4096)
 def meta_tensor(part: Part, dtype: torch.dtype) -> torch.Tensor:
-    """A meta tensor of a stored tensor's shape. fp4 lies two to a byte in torch, fp6 has no torch dtype."""
+    """A meta tensor of a stored tensor's shape, the same for equal ones: nothing is ever written to it.
+
+    fp4 lies two to a byte in torch; fp6, which torch does not have, is taken as bytes (its own name is compared later).
+    """
     shape = part.shape or ()
+    if part.dtype in ("F6_E2M3", "F6_E3M2"):
+        return torch.empty(shape, dtype=torch.uint8, device="meta")
     if part.dtype == "F4" and shape:
         return torch.empty((*shape[:-1], shape[-1] // 2), dtype=torch.float4_e2m1fn_x2, device="meta")
     name = None if part.dtype is None else SHORT_NAMES[part.dtype]

@@ -29,6 +29,8 @@ FORMS = "a .safetensors file, a folder, an index.json or a Hub id"
 SHARD_NAME = re.compile(r"(?P<stem>.+)[-_](?P<number>\d{1,6})[-_]of[-_](?P<count>\d{1,6})\.safetensors")
 MAX_INDEX_BYTES = 128 * 2**20  # 280,000 names take 30 MB
 MAX_ENTRIES = 100_000
+MAX_SHARDS = 10_000
+MAX_ALL_TENSORS = 1_000_000  # the largest models have 280,000
 
 Say = Callable[[str], None]
 
@@ -163,16 +165,34 @@ def read_headers(
 
     `follow`: the user named this very file, so a link is followed wherever it leads.
     """
-    headers: list[Header] = []
-    unread: list[Unread] = []
+    found: list[Header | Unread] = []
     files = list(files)
     for place, file in enumerate(files, 1):
         say(f"reading header {place} of {len(files)}: {file}")
         try:
             path = folder / file if follow else locate(folder, file)
-            headers.append(_confirm(read_header(path, file), path))
+            found.append(_confirm(read_header(path, file), path))
         except HeaderError as error:
-            unread.append(as_unread(error))
+            found.append(as_unread(error))
+    return sort_out(found)
+
+
+def sort_out(found: Iterable[Header | Unread]) -> tuple[tuple[Header, ...], tuple[Unread, ...]]:
+    """Headers and files without one. Headers beyond MAX_ALL_TENSORS tensors in all are taken as not readable."""
+    headers: list[Header] = []
+    unread: list[Unread] = []
+    tensors = 0
+    for one in found:
+        if isinstance(one, Unread):
+            unread.append(one)
+            continue
+        tensors += len(one.tensors)
+        if tensors <= MAX_ALL_TENSORS:
+            headers.append(one)
+        else:
+            expected = f"at most {MAX_ALL_TENSORS:,} tensors in all files"
+            found_text = f"{tensors:,} tensors up to this file"
+            unread.append(Unread(file=one.file, kind="header_too_large", found=found_text, expected=expected))
     return tuple(headers), tuple(unread)
 
 
@@ -255,6 +275,9 @@ def parse_index(data: bytes, place: str, file: str) -> Index:
         for name, shard in weight_map.items()
         if not isinstance(shard, str) or not is_inside(shard)
     ]
+    shards = len({shard for shard in weight_map.values() if isinstance(shard, str)})
+    if shards > MAX_SHARDS:
+        raise CheckpointError(place, f"an index of {shards:,} shards", f"no checkpoint has more than {MAX_SHARDS:,}")
     bad = {fault.tensor for fault in faults}
     metadata = fields.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}

@@ -29,6 +29,7 @@ from introspect.checkpoint import (
     choose_files,
     is_inside,
     parse_index,
+    sort_out,
 )
 from introspect.errors import CheckpointError, HeaderError
 from introspect.safetensors_header import Header, parse_file
@@ -57,25 +58,22 @@ def read_hub(model: str, revision: str | None, say: Say, patience: Patience | No
     index = _fetch_index(model, commit, index_name, patience) if index_name else None
     if index is not None:
         files = index.files
-    headers: list[Header] = []
-    unread: list[Unread] = []
+    found: list[Header | Unread] = []
     with ThreadPoolExecutor(min(PARALLEL, len(files) or 1)) as pool:
         try:
-            for found in pool.map(lambda file: _fetch_header(model, commit, file, patience), files):
-                if isinstance(found, Header):
-                    headers.append(found)
-                else:
-                    unread.append(found)
-                say(f"fetching headers of {model}: {len(headers) + len(unread)} of {len(files)}")
+            for one in pool.map(lambda file: _fetch_header(model, commit, file, patience), files):
+                found.append(one)
+                say(f"fetching headers of {model}: {len(found)} of {len(files)}")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    headers, unread = sort_out(found)
     weights = {name for name in names if name.endswith(".safetensors") and "/" not in name}
     return Checkpoint(
         source=f"Hugging Face Hub {model} (commit {commit[:12]})",
         kind="hub",
-        headers=tuple(headers),
-        unread=tuple(unread),
+        headers=headers,
+        unread=unread,
         index=index,
         strays=tuple(sorted(weights - set(files))),
         adapter_config=_fetch_json(model, commit, ADAPTER_CONFIG, patience) if files == (ADAPTER,) else None,

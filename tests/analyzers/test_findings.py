@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from introspect.analyzers._findings import Finding, blocks, findings_table, printable, ranges, split_name
+from introspect.analyzers._findings import MOST_ROWS, Finding, blocks, findings_table, printable, ranges, split_name
 from introspect.check_kinds import KINDS, ORDER
 
 
 def rows(*findings):
-    return findings_table(findings).rows
+    return findings_table(findings)[0].rows
 
 
 def missing(name, **more):
@@ -113,6 +113,15 @@ def test_any_text_is_made_safe(text):
     assert shown.isprintable()
     assert len(shown) < 500
     shown.encode()
+
+
+def test_rows_are_bounded_and_the_most_serious_stay():
+    notes = [Finding(kind="ignored", tensor=f"t{n}") for n in range(MOST_ROWS)]
+
+    table, left_out = findings_table([*notes, missing("a"), missing("b")])
+
+    assert (len(table.rows), left_out) == (MOST_ROWS, 2)
+    assert [row["tensor"] for row in table.rows[:2]] == ["a", "b"]
 
 
 def test_hostile_names_do_not_hang():

@@ -9,6 +9,7 @@ from support.badfiles import FILES, FOLDERS, REFUSED, good, header, index
 
 from introspect import analyze
 from introspect.check_kinds import KINDS
+from introspect.checkpoint import MAX_SHARDS
 from introspect.cli import main
 from introspect.errors import CheckpointError, IntrospectError, OptionError
 
@@ -233,6 +234,24 @@ def test_quantised_layers_are_explained(name, words):
     rows = [row["expected"] for row in result.tables["findings"].rows if row["kind"] == "packed"]
     assert any(words in text for text in rows)
     assert not result.findings
+
+
+def test_an_index_of_more_shards_than_any_model_has(tmp_path):
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(index({f"t{n}": f"{n}.safetensors" for n in range(MAX_SHARDS + 1)}))
+
+    with pytest.raises(CheckpointError, match="an index of 10,001 shards"):
+        check(tmp_path)
+
+
+def test_more_tensors_than_any_model_has_in_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("introspect.checkpoint.MAX_ALL_TENSORS", 3)
+    (tmp_path / "m-1-of-2.safetensors").write_bytes(good(("a", "b")))
+    (tmp_path / "m-2-of-2.safetensors").write_bytes(good(("c", "d")))
+
+    findings, result = check(tmp_path)
+
+    assert (findings["header_too_large"]["file"], result.unreadable) == ("m-2-of-2.safetensors", True)
 
 
 def test_fix_index_writes_what_the_headers_say(tmp_path):
