@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from introspect.analyzers import kv, params, trace
 from introspect.analyzers._audit_routes import route_rows
@@ -34,6 +35,7 @@ EXAMPLES = (
     "introspect audit ./config.json --strict --format json",
     "introspect audit my_model.py:build --no-routes",
 )
+Row = dict[str, Value]
 ROUTE_TOKENS = 16  # tokens of the run that other counters see
 # Base names of ops that torch documents as nondeterministic on CUDA.
 NONDETERMINISTIC = frozenset(
@@ -56,7 +58,7 @@ def analyze(options: Params, traces: Traces) -> Result:
     structure = Structure(Graph(record))
     runs = (record, *_decode(traces, run, record))
     doubts = [*_doubts(runs)]
-    rows: tuple[dict[str, Value], ...] = ()
+    rows: tuple[Row, ...] = ()
     if not options.no_routes and _is_language_model(record):
         rows = tuple(route_rows(traces, run.with_(phase="prefill", batch=1, seq=ROUTE_TOKENS, context=0)))
         doubts += [
@@ -171,7 +173,7 @@ def _hand_table(record: Trace, options: Params, traces: Traces) -> Table:
     )
 
 
-def _run_fields(options: Params) -> dict[str, object]:
+def _run_fields(options: Params) -> dict[str, Any]:
     return {name: getattr(options, name) for name in RunParams.__dataclass_fields__}
 
 
@@ -180,7 +182,9 @@ def _decision_table(runs: Iterable[Trace]) -> Table:
         (one.run.phase, d.question, d.answer, d.answered, d.where, d.module) for one in runs for d in one.decisions
     )
     names = ("phase", "question", "answer", "answered", "where", "module")
-    rows = tuple({**dict(zip(names, key, strict=True)), "count": count} for key, count in counts.items())
+    rows: tuple[Row, ...] = tuple(
+        {**dict(zip(names, key, strict=True)), "count": count} for key, count in counts.items()
+    )
     return Table(units=dict.fromkeys((*names, "count"), ""), rows=rows)
 
 
@@ -191,12 +195,14 @@ def _precision_table(structure: Structure) -> Table:
     for row in op_table(Labels(structure)).rows:
         if isinstance(row["count"], int):
             counts[str(row["kind"]), str(row["compute_dtype"])] += row["count"]
-    rows = tuple({"op": op, "compute_dtype": dtype, "count": count} for (op, dtype), count in sorted(counts.items()))
+    rows: tuple[Row, ...] = tuple(
+        {"op": op, "compute_dtype": dtype, "count": count} for (op, dtype), count in sorted(counts.items())
+    )
     return Table(units={"op": "", "compute_dtype": "", "count": ""}, rows=rows)
 
 
 def _position_table(structure: Structure) -> Table:
-    rows = tuple({"encoding": kind, "layers": layers} for kind, layers in Positions(structure).rows())
+    rows: tuple[Row, ...] = tuple({"encoding": kind, "layers": layers} for kind, layers in Positions(structure).rows())
     return Table(units={"encoding": "", "layers": ""}, rows=rows)
 
 
@@ -205,7 +211,7 @@ def _nondeterministic_table(record: Trace) -> Table:
     for op, times in record.walk():
         if base_name(op) in NONDETERMINISTIC:
             counts[op.name] += times
-    rows = tuple({"op": name, "count": count} for name, count in counts.most_common())
+    rows: tuple[Row, ...] = tuple({"op": name, "count": count} for name, count in counts.most_common())
     return Table(units={"op": "", "count": ""}, rows=rows)
 
 
@@ -214,5 +220,5 @@ def _unused_table(record: Trace, structure: Structure) -> Table:
     for p in record.parameters:
         if not (p.touched or p.buffer or p.tied_to):
             unused[structure.layers.split(p.path)[0]] += p.count
-    rows = tuple({"parameter": name, "params": count} for name, count in unused.items())
+    rows: tuple[Row, ...] = tuple({"parameter": name, "params": count} for name, count in unused.items())
     return Table(units={"parameter": "", "params": ""}, rows=rows)

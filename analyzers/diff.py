@@ -120,11 +120,11 @@ def _fields(first: Trace, second: Trace, traces: Traces) -> Table:
     sizes = {name: pair for name, pair in _differing(first, second).items() if name not in _NOT_SIZES}
     others = {name: b for name, (_, b) in sizes.items() if name in second.model.config}
     worth: dict[str, int | None] = traces.gather("substitution.gather_substitutions", others=others)
-    rows = [
+    ordered = sorted(worth.items(), key=lambda item: -abs(item[1] or 0))
+    rows: list[dict[str, Value]] = [
         {"field": name, "a": _text(sizes[name][0]), "b": _text(sizes[name][1]), "params_delta": delta}
-        for name, delta in worth.items()
+        for name, delta in ordered
     ]
-    rows.sort(key=lambda row: -abs(row["params_delta"] or 0))
     return Table(units=units, rows=tuple(rows))
 
 

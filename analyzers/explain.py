@@ -9,6 +9,7 @@ multiplier * 2/3 * 4d to a multiple would give it: a guess at how it was chosen,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
@@ -53,11 +54,7 @@ def analyze(params: Params, traces: Traces) -> Result:
             "ffn_widths": Table(units=WIDTH_UNITS, rows=tuple(_width_rows(record.dimensions))),
             "fields": Table(
                 units={"field": "", "effect": ""},
-                rows=(
-                    *({"field": name, "effect": "structural: adds or removes"} for name in record.structural),
-                    *({"field": name, "effect": "still: moves no dimension"} for name in record.still),
-                    *({"field": name, "effect": "stuck: no change of it builds"} for name in record.stuck),
-                ),
+                rows=tuple(_field_rows(record)),
             ),
         },
         assumptions=("the rule behind an FFN width is a guess",),
@@ -67,6 +64,17 @@ def analyze(params: Params, traces: Traces) -> Result:
 
 UNITS = dict.fromkeys(("module", "dimension", "value", "expression", "fields", "confirmed"), "")
 WIDTH_UNITS = dict.fromkeys(("module", "width", "hidden", "ratio", "power_of_two", "rule_guess"), "")
+
+
+def _field_rows(record: ExplainRecord) -> Iterator[dict[str, Value]]:
+    effects = (
+        ("structural: adds or removes matrices", record.structural),
+        ("still: moves no dimension", record.still),
+        ("stuck: no change of it builds", record.stuck),
+    )
+    for effect, names in effects:
+        for name in names:
+            yield {"field": name, "effect": effect}
 
 
 def _matches(module: str, pattern: str) -> bool:

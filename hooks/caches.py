@@ -45,6 +45,11 @@ def held_tensors(cache: Any) -> list[Held]:
     return list(found.values())
 
 
+def shapes(cache: Any) -> list[tuple[int, str, tuple[int, ...]]]:
+    """Place and shape of every tensor that the cache holds."""
+    return [(held.layer, held.name, tuple(held.tensor.shape)) for held in held_tensors(cache)]
+
+
 def can_fill(cache: Any) -> bool:
     """Whether every layer's state is explained by its `update`: all classes are transformers' own."""
     return isinstance(cache, cache_utils.Cache) and all(

@@ -175,7 +175,8 @@ def routed_dispatch(model: nn.Module, shadow: Shadow, run: RunShape) -> Iterator
     wrapped = [m for m in model.modules() if getattr(m, "_is_expert_parallel", False) and "forward" in vars(m)]
     originals = [m.forward for m in wrapped]
     for layer, (module, forward) in enumerate(zip(wrapped, originals, strict=True)):
-        module.forward = _with_choice(forward, shadow, run, module.num_experts * run.ep, run.seed + layer)
+        local: Any = module.num_experts
+        module.forward = _with_choice(forward, shadow, run, local * run.ep, run.seed + layer)
     try:
         yield
     finally:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
 
+from introspect.errors import IntrospectError, ModelRunError
 from introspect.hooks.assemble import Graph, assembled
 from introspect.hooks.caches import Held
 from introspect.hooks.dtypes import dtype_name
+from introspect.hooks.lora import adapted, is_linear
 from introspect.hooks.recorder import ScanDetected
 from introspect.hooks.rope import gather_rope
 from introspect.hooks.run import run_step
 from introspect.hooks.scans import SCAN_BUDGET, observe_scan
 from introspect.hooks.session import Session, session
+from introspect.hooks.shadow import raising_line
 from introspect.hooks.step import Step
 from introspect.records import CacheTensor, ModelIdentity, Op, Repeat, RunShape, Trace
 from introspect.table import VERSION
@@ -30,6 +35,8 @@ def observe(
 ) -> Trace:
     """The record of one run of `model`.
 
+    Raises ModelRunError when the model's own code fails.
+
     Args:
         model: a module on the meta device (a real CPU module works too: twins are run so).
         identity: what the record says about the model.
@@ -37,6 +44,17 @@ def observe(
         inputs: keyword inputs of a module that is no language model.
         assumptions: what building the model took for granted.
     """
+    with adapted(model, run):
+        return _record(model, identity, run, inputs, assumptions)
+
+
+def _record(
+    model: nn.Module,
+    identity: ModelIdentity,
+    run: RunShape,
+    inputs: dict[str, Any] | None,
+    assumptions: tuple[str, ...],
+) -> Trace:
     if inputs is None and run.seq > SCAN_BUDGET // 10:  # shorter prompts cannot exceed the budget by much
         try:
             return _observe(model, identity, run, inputs, assumptions, SCAN_BUDGET)
@@ -57,10 +75,23 @@ def _observe(
     assumptions: tuple[str, ...],
     budget: int | None,
 ) -> Trace:
-    with session(model, run, budget) as observed:
+    with session(model, run, budget) as observed, _named_failure(identity, run):
         step = run_step(observed, model, run, inputs)
     graph = assembled(observed, model, step, run)
     return _trace(observed, model, identity, run, step, assumptions, graph, graph.ops)
+
+
+@contextmanager
+def _named_failure(identity: ModelIdentity, run: RunShape) -> Iterator[None]:
+    """Whatever the model's own code raises becomes one error that says where; INTROSPECT_DEBUG=1 shows the rest."""
+    try:
+        yield
+    except (IntrospectError, ScanDetected):
+        raise
+    except Exception as error:
+        text = str(error).strip()
+        problem = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+        raise ModelRunError(identity.id, run.phase, problem, raising_line(error)) from error
 
 
 def _trace(
@@ -80,6 +111,7 @@ def _trace(
         run=run.with_(dtype=dtype),
         versions={"torch": torch.__version__, "transformers": transformers.__version__, "introspect": VERSION},
         modules={path: type(module).__name__ for path, module in model.named_modules()},
+        linears=tuple(path for path, module in model.named_modules() if is_linear(module)),
         parameters=graph.parameters,
         tensors=graph.tensors,
         ops=ops,

@@ -33,12 +33,23 @@ def run_step(session: Session, model: nn.Module, run: RunShape, inputs: dict[str
         name, cache = cache_of(output)
         if cache is None or name not in accepted:
             return _without_cache(session, model, run, accepted)
-        missing = run.context - _warm_tokens(model, run)
-        if missing and not caches.can_fill(cache):
-            name, cache = cache_of(_forward(session, model, run, accepted, run.context, None))
-        elif missing:
-            caches.fill(cache, missing)
+        cache = _grown(session, model, run, accepted, cache)
     return _step(session, model, run, accepted, cache, tuple(caches.held_tensors(cache)), name)
+
+
+def _grown(session: Session, model: nn.Module, run: RunShape, accepted: set[str], cache: Any) -> Any:
+    """The cache of a short prefill brought to `context` tokens: filled, left alone where it is a state that does not
+    grow, else that of a whole prefill."""
+    warm = _warm_tokens(model, run)
+    if warm == run.context:
+        return cache
+    if caches.can_fill(cache):
+        caches.fill(cache, run.context - warm)
+        return cache
+    _, longer = cache_of(_forward(session, model, run, accepted, min(run.context, 2 * warm), None))
+    if caches.shapes(longer) == caches.shapes(cache):
+        return cache
+    return cache_of(_forward(session, model, run, accepted, run.context, None))[1]
 
 
 def cache_after(session: Session, model: nn.Module, run: RunShape) -> tuple[Held, ...] | None:
@@ -62,7 +73,7 @@ def _run_inputs(session: Session, model: nn.Module, inputs: dict[str, Any]) -> S
 
 
 def _warm_tokens(model: nn.Module, run: RunShape) -> int:
-    """Tokens of the prefill before a step: a few on meta, where the rest is filled; all for a model with real values."""
+    """Tokens of the prefill before a step: a few on meta, where the rest is filled; all where values are real."""
     return min(run.context, caches.SHORT_PREFILL) if is_meta(model) else run.context
 
 

@@ -137,8 +137,8 @@ def _masks_at_target(fit: Fit, runs: list[ShortRun], observed: Session) -> dict[
     facts = {}
     for entries in zip(*(r.masks.items() for r in runs), strict=True):
         storage, (function, *_) = entries[-1]
-        sizes = [fit.number([int(e[1][i]) for e in entries]) for i in (1, 2, 3, 4)]
-        facts[storage] = observed.attention.count(function, 0, *sizes)
+        q_length, kv_length, q_offset, kv_offset = (fit.number([int(e[1][i]) for e in entries]) for i in (1, 2, 3, 4))
+        facts[storage] = observed.attention.count(function, 0, q_length, kv_length, q_offset, kv_offset)
     return facts
 
 

@@ -39,11 +39,17 @@ ASKING = {
 }
 
 
-
-def _exchanged(received: torch.Tensor, sent: torch.Tensor, *_: Any) -> None:
+def _exchanged(received: torch.Tensor, sent: torch.Tensor, group: Any, *_: Any) -> None:
     """An all-to-all of counts when every rank routes alike: each sends this rank what this rank sends to itself."""
-    received.copy_(sent[:1].expand_as(received))
+    received.copy_(sent[torch.distributed.ProcessGroup.unbox(group).rank()].expand_as(received))
 
+
+# Ops whose result a matrix may give values to, and the cast of such a matrix.
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.linear.default, aten._to_copy.default}
+Draw = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+# Values of one product beyond which they are not drawn: 32 Ki tokens over 256 experts take a second a layer.
+MOST_DRAWN = 1 << 23
 
 # Ops that no value can be computed with on one rank, and what stands for them.
 SUBSTITUTES = {torch.ops.c10d.alltoall_base_.default: _exchanged}
@@ -80,6 +86,7 @@ class Shadow:
     decisions: list[Decision] = field(default_factory=list)
     module_path: Any = None
     _recipes: dict[int, Recipe] = field(default_factory=dict)
+    _products: dict[int, Draw] = field(default_factory=dict)  # storage of a matrix, as it is or cast -> its products
     _kept: list[Any] = field(default_factory=list)
 
     def give(self, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -94,6 +101,10 @@ class Shadow:
         self._recipes[tensor.untyped_storage()._cdata] = Recipe(compute, (), {}, None, _layout(tensor))
         self._kept.append(tensor)
         return tensor
+
+    def give_products(self, matrix: torch.Tensor, draw: Draw) -> None:
+        """Say that whatever is multiplied by `matrix` [n, d] gives the values that `draw(shape, dtype)` makes."""
+        self._products[getattr(matrix, "_local_tensor", matrix).untyped_storage()._cdata] = draw
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's value follows (without computing it)."""
@@ -117,7 +128,22 @@ class Shadow:
             args = (args[0], self._masks_to_indices(args[1]))
         out = func(*args, **kwargs)
         self._follow(func, args, kwargs, out)
+        if self._products and func in PRODUCTS:
+            self._draw(func, args, out)
         return out
+
+    def _draw(self, func: Any, args: Any, out: torch.Tensor) -> None:
+        """Values for a product by a matrix of `give_products`; a cast of the matrix stands for it."""
+        addresses = (arg.untyped_storage()._cdata for arg in args if isinstance(arg, torch.Tensor))
+        draw = next((self._products[address] for address in addresses if address in self._products), None)
+        if draw is None:
+            return
+        if func is aten._to_copy.default:
+            self._products[out.untyped_storage()._cdata] = draw
+            self._kept.append(out)
+        elif out.numel() <= MOST_DRAWN:
+            shape, dtype = tuple(out.shape), out.dtype
+            self.give_later(out, lambda: draw(shape, dtype))
 
     def _follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         recipes = self._recipes
@@ -220,6 +246,18 @@ def asking_line() -> str:
     return f"{'/'.join(frame.f_code.co_filename.split('/')[-2:])}:{frame.f_lineno}"
 
 
+def raising_line(error: BaseException) -> str:
+    """file:line where an error left the innermost frame that is neither torch's nor ours."""
+    place = "the model"
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(RELAYS):
+            place = f"{'/'.join(file.split('/')[-2:])}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
 def _layout(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
 
@@ -276,7 +314,7 @@ def _compute(recipe: Recipe) -> torch.Tensor:
     if recipe.before is None:
         out = func(*args, **kwargs)
         result: torch.Tensor = out if recipe.output is None else out[recipe.output]
-        if "empty" in recipe.func.__name__:  # what is read before it is written must at least be the same every time
+        if "empty" in getattr(recipe.func, "__name__", ""):  # read before it is written, it is at least the same always
             result.zero_()
         shape, stride, _ = recipe.layout
         if result.stride() != stride or result.storage_offset() != 0:

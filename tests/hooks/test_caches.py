@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.tiny import build
+from support.tiny import build, record
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -52,3 +52,11 @@ def test_a_layer_class_of_another_library_is_not_filled():
     assert not can_fill(cache)
     assert not can_fill({"keys": torch.zeros(1)})
     assert can_fill(prefilled("Llama", 4))
+
+
+def test_a_state_that_does_not_grow_needs_no_long_prefill():
+    model = build("Rwkv", hidden_size=32, attention_hidden_size=32, intermediate_size=64)
+    trace = record(model, phase="decode", context=100_000)  # token by token this would take minutes
+
+    assert {c.shape_before for c in trace.cache} == {(1, 32, 2)}
+    assert trace.run.context == 100_000
