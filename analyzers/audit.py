@@ -38,9 +38,9 @@ EXAMPLES = (
 Row = dict[str, Value]
 ROUTE_TOKENS = 16  # tokens of the run that other counters see
 # Base names of ops that torch documents as nondeterministic on CUDA.
-NONDETERMINISTIC = frozenset(
-    ("index_add", "scatter_add", "scatter_reduce", "index_put", "put", "cumsum", "bincount", "histc", "kthvalue")
-    + ("median", "embedding_dense_backward", "_embedding_bag", "upsample_bilinear2d", "upsample_bicubic2d")
+NONDETERMINISTIC = (
+    *("index_add", "scatter_add", "scatter_reduce", "index_put", "put", "cumsum", "bincount", "histc", "kthvalue"),
+    *("median", "embedding_dense_backward", "_embedding_bag", "upsample_bilinear2d", "upsample_bicubic2d"),
 )
 
 

@@ -40,6 +40,8 @@ class RunShape:
     tp: int = 1
     ep: int = 1
     checkpointing: bool = False  # train: recompute each layer in the backward pass instead of keeping what it saved
+    lora_rank: int = 0  # train: freeze the model and train adapters of this rank (0: train the model)
+    lora_targets: tuple[str, ...] = ()  # patterns of the Linears that get one
 
     def with_(self, **changes: Any) -> RunShape:
         """The same run with some fields changed."""
@@ -53,7 +55,7 @@ class RunShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelIdentity:
-    """Which model this is and where its config came from. `config` is the raw config as read, or {} for a plain module."""
+    """Which model this is and where its config came from. `config`: the raw config as read, {} for a plain module."""
 
     id: str
     class_name: str
@@ -73,7 +75,7 @@ class Parameter:
     touched: bool
     buffer: bool = False
     tied_to: str | None = None  # the first path that shares this storage; None when this is the first
-    global_shape: tuple[int, ...] | None = None  # of a sharded run: the whole parameter; None where every rank has it all
+    global_shape: tuple[int, ...] | None = None  # sharded run: of the whole parameter; None where each rank has it all
 
     @property
     def count(self) -> int:
@@ -118,8 +120,8 @@ class Tensor:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
     """One matrix product [m, k] x [k, n], `batch` independent times. For a grouped GEMM `batch` counts the experts with
-    rows, `rows` is the sum of their rows and m their (rounded) mean. Operands are indices into Trace.tensors; None where
-    the operand is never stored (the probabilities of fused attention)."""
+    rows, `rows` is the sum of their rows and m their (rounded) mean. Operands are indices into Trace.tensors; None
+    where the operand is never stored (the probabilities of fused attention)."""
 
     kind: GemmKind
     batch: int
@@ -174,9 +176,9 @@ class ExpertCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One collective of a sharded run. `payload_bytes`: the whole reduced tensor of an all_reduce, the gathered one of an
-    all_gather, the one to be scattered of a reduce_scatter, what a rank sends in an all_to_all (its own share included).
-    `group`: "tp" or "ep"; `ranks` of it."""
+    """One collective of a sharded run. `payload_bytes`: the whole reduced tensor of an all_reduce, the gathered one of
+    an all_gather, the one to be scattered of a reduce_scatter, what a rank sends in an all_to_all (its own share
+    included). `group`: "tp" or "ep"; `ranks` of it."""
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
     payload_bytes: int
@@ -271,7 +273,8 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Everything one run did. `modules` maps each module path to its class name, in definition order."""
+    """Everything one run did. `modules` maps each module path to its class name, in definition order; `linears` are
+    those that adapters and quantisers know as a Linear."""
 
     model: ModelIdentity
     run: RunShape
@@ -281,6 +284,7 @@ class Trace:
     tensors: tuple[Tensor, ...]
     ops: tuple[Op | Repeat, ...]
     cache: tuple[CacheTensor, ...] = ()
+    linears: tuple[str, ...] = ()
     saved_bytes: int | None = None  # train: unique storages saved for backward that are no parameter
     saved: tuple[int, ...] = ()  # those storages; () where they were counted by a fit over shorter runs
     recomputed_bytes: int | None = None  # train with checkpointing: the largest set saved while one layer is recomputed
