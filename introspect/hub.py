@@ -170,6 +170,8 @@ def _translate(error: Exception, model: str, revision: str | None) -> Introspect
         return HubError(model, f"the Hub at {_address()} answered {status} {error.response.reason_phrase}", remedy)
     cause = error.__cause__ or error
     remedy = "check network, proxy and HF_ENDPOINT, give a local config.json, or see `introspect models`"
+    if near := catalog.nearest(model):  # a slip in the name of a built-in model would have needed no network
+        remedy += f"; did you mean {' or '.join(near)}?"
     first_line = str(cause).strip().partition("\n")[0]
     return HubError(model, f"no answer from {_address()} ({type(cause).__name__}: {first_line})", remedy)
 
@@ -190,7 +192,9 @@ def _endpoint() -> str | None:
 
 
 def _address() -> str:
-    return _endpoint() or "https://huggingface.co"
+    from huggingface_hub.constants import ENDPOINT
+
+    return _endpoint() or ENDPOINT
 
 
 @contextmanager
