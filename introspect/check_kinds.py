@@ -61,7 +61,7 @@ _ALL = (
         "leaves_folder", "a link or an index entry that leads out of the folder", "copy the file into the folder"
     ),
     _unreadable("missing_file", "an incomplete download or copy", "fetch the missing shard"),
-    _unreadable("not_served", "the server or the network", "try again later; what was read is kept for this run only"),
+    _unreadable("not_served", "the server or the network", "try again later"),
     Kind("truncated", "error", "a download or copy that broke off", _AGAIN),
     Kind("bad_entry", "error", "a writer that does not follow the format", _REWRITE),
     Kind(

@@ -1,6 +1,7 @@
 """What would load: the same verdict as transformers' own load of the same file, and more precise words."""
 
 import json
+import re
 from pathlib import Path
 
 import hypothesis
@@ -129,8 +130,11 @@ def test_what_transformers_loads_without_complaint_is_clean_and_the_reverse(kind
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_tensor_changed_in_every_way(kind, saved, change):
-    for pick in range(len(saved(kind)[1])):
+def test_every_role_changed_in_every_way(kind, saved, change):
+    names = sorted(saved(kind)[1])
+    roles = {re.sub(r"\d+", "*", name): place for place, name in enumerate(names)}  # the last of each
+    picks = {"nothing": [0], "base names": [0], "drop many": range(8)}.get(change, roles.values())
+    for pick in picks:
         compare(kind, saved, change, pick, 2 + pick % 8)
 
 
