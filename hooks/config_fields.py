@@ -6,7 +6,7 @@ No field is known by name: integers are found wherever they stand, lists of inte
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -48,11 +48,8 @@ def _integers(value: Any, path: Path) -> Iterator[tuple[Path, int]]:
 def scaled(fields: Fields, sizes: dict[Path, int]) -> Fields:
     """A copy in which each of these integers has the given value (each element of a list shrinks in proportion)."""
     changed = copy.deepcopy(fields)
-    for path, size in sizes.items():
-        *above, last = path
-        node: Any = changed
-        for key in above:
-            node = node[key]
+    for (*above, last), size in sizes.items():
+        node = _node(changed, tuple(above))
         old = node[last]
         node[last] = size if _is_integer(old) else type(old)(item * size // min(old) for item in old)
     return changed
@@ -85,17 +82,18 @@ def cuts(fields: Fields, length: int, keep: int) -> Iterator[Fields]:
         if any(_shorter(value, length, keep) is not value for value in node.values()):
             choices.append([])
         for chosen in choices:
-            yield _with_cut(fields, path, chosen, length, keep)
+            changed = copy.deepcopy(fields)
+            cut = _node(changed, path)
+            for key, value in cut.items():
+                cut[key] = keep if key in chosen else _shorter(value, length, keep)
+            yield changed
 
 
-def _with_cut(fields: Fields, path: Path, chosen: Iterable[str], length: int, keep: int) -> Fields:
-    changed = copy.deepcopy(fields)
-    node = changed
+def _node(fields: Fields, path: Path) -> Any:
+    node: Any = fields
     for key in path:
         node = node[key]
-    for key, value in node.items():
-        node[key] = keep if key in chosen else _shorter(value, length, keep)
-    return changed
+    return node
 
 
 def _dicts(node: Fields, path: Path) -> Iterator[tuple[Path, Fields]]:
@@ -106,12 +104,12 @@ def _dicts(node: Fields, path: Path) -> Iterator[tuple[Path, Fields]]:
 
 
 def _shorter(value: Any, length: int, keep: int) -> Any:
-    """`value` cut to the first layers where it has an entry, a letter, a number or a key for each; else as it is."""
+    """`value` cut to the first layers, where it has an entry, a letter, a number or a key for each; else as it is."""
     if isinstance(value, (list, tuple)):
         if len(value) == length:
             return value[:keep]
         if _are_layers(value, length):
-            return type(value)(item for item in value if item < keep)
+            return type(value)(layer for layer in value if layer < keep)
     if isinstance(value, str) and len(value) == length >= PATTERN_REPEATS * len(set(value)):
         return value[:keep]
     if isinstance(value, dict) and value and all(str(key).isdigit() and int(key) < length for key in value):

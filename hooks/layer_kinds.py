@@ -76,15 +76,15 @@ def _made_before(trace: Trace, ran: dict[Place, list[tuple[int, str, Op]]], stac
         for position, _, op in ran[_NO_LAYER]
         if position < inside[0]
         for i in op.outputs
-        if trace.tensors[i].role in ("activation", "index") and trace.tensors[i].shape  # no counters, no cache rows
+        if trace.tensors[i].role in ("activation", "index")
     }
     numbers: dict[int, int] = {}
     for place, entries in sorted(ran.items()):
         for _, _, op in entries if place[0] == stack else ():
             for i in op.inputs:
-                storage = trace.tensors[i].storage
-                if storage in made:
-                    numbers.setdefault(storage, len(numbers))
+                tensor = trace.tensors[i]
+                if tensor.storage in made and tensor.elements > 1:  # a single number is a layer's own counter
+                    numbers.setdefault(tensor.storage, len(numbers))
     return numbers
 
 

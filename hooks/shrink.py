@@ -106,7 +106,7 @@ class _Search:
         trace = observe(model, IDENTITY, RunShape(phase="prefill", seq=TOKENS))
         return Look(
             fields=fields,
-            parameters=sum(p.numel() for p in model.parameters()),
+            parameters=_count(model),
             elements=sum(trace.tensors[i].elements * times for op, times in trace.walk() for i in op.outputs),
             pairs=sum(op.attention.visible_pairs * times for op, times in trace.walk() if op.attention),
             narrowest=min(_inner_widths(trace), default=1),
@@ -133,6 +133,12 @@ class _Search:
         same = {path: set(kinds) for path, kinds in look.kinds.items()} == self._kinds
         return look if same and look.narrowest >= self._narrowest else None
 
+    def _parameters(self, fields: Fields) -> int | None:
+        try:
+            return _count(build_on_meta(self._model_class, read(self._config_class, fields)))
+        except Exception:  # as above
+            return None
+
     def _take(self, look: Look | None) -> bool:
         """Make the candidate the best if it is smaller and runs."""
         if look is None or not self._is_smaller(look) or (look.parameters <= SMALL and not self.runs(look)):
@@ -145,17 +151,13 @@ class _Search:
         return all(new <= old for new, old in pairs) and any(new < old for new, old in pairs)
 
     def fewer_layers(self) -> None:
-        """Cut every stack to the fewest layers that show all its kinds (two where there are two)."""
-        for stack in self.best.kinds:
-            kinds = self.best.kinds[stack]
+        """Cut every stack to the fewest first layers that show all its kinds (two where there are two)."""
+        for stack, kinds in self.best.kinds.items():
             fewest = max(min(2, len(kinds)), _covering(kinds))
-            for keep in range(fewest, len(kinds)):
-                if self._cut(stack, keep):
-                    break
+            any(self._cut(stack, keep) for keep in range(fewest, min(fewest + 2, len(kinds))))
 
     def _cut(self, stack: str, keep: int) -> bool:
-        length = len(self.best.kinds[stack])
-        for fields in cuts(self.best.fields, length, keep):
+        for fields in cuts(self.best.fields, len(self.best.kinds[stack]), keep):
             look = self._seen(fields)
             if look is not None and len(look.kinds[stack]) == keep and self._take(look):
                 return True
@@ -176,9 +178,9 @@ class _Search:
     def smaller_limits(self) -> None:
         """Lower every integer that bounds what a run does and that no parameter's shape shows."""
         for path in integers(self.best.fields, SMALLEST + 1):
-            look = self._seen(scaled(self.best.fields, {path: SMALLEST}))
-            if look is not None and look.parameters == self.best.parameters:
-                self._take(look)
+            fields = scaled(self.best.fields, {path: SMALLEST})
+            if self._parameters(fields) == self.best.parameters:
+                self._take(self._seen(fields))
 
     def one_by_one(self) -> None:
         """Divide single fields, the largest first, until there are few parameters or no field will do."""
@@ -213,6 +215,10 @@ class _Search:
 
 
 IDENTITY = ModelIdentity(id="twin", class_name="", source="twin", config_sha256="", config={})
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _inner_widths(trace: Trace) -> Iterator[int]:
