@@ -58,7 +58,7 @@ def mark_eager_attention(
 
 def _is_masked(path: list[Op], tensors: tuple[Tensor, ...], scores: Op) -> bool:
     """Whether something beside the scores themselves enters between the product and the softmax."""
-    own = {tensors[i].storage for op in (*path, scores) for i in op.outputs}
+    own = {tensors[i].storage for op in (*path, scores) if op.kind != "layout" for i in op.outputs}
     return any(
         tensors[i].storage not in own and tensors[i].elements > 1 and tensors[i].role != "weight"
         for op in path
