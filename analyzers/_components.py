@@ -126,16 +126,26 @@ class Components:
         return not cores or not cores.isdisjoint(structure.matrices)
 
     def _near_product(self, i: int) -> Component:
-        """The component of the product that op i follows, else of the one it leads to. Within the stream: part of the
-        entrance before the first layer, else "other"."""
-        if self.structure.stream[i]:
-            return "embedding" if self.structure.enters(i) else "other"
+        """The component of the product that op i follows, else of the one it leads to."""
+        structure, matrices = self.structure, self.structure.matrices.keys()
+        if structure.stream[i]:
+            return self._of_stream(i)
         for reach in (self.graph.back, self.graph.ahead):
-            near = reach([i], self.structure.in_stream)
-            products = sorted((near & self.structure.matrices.keys()) - {i}, key=lambda j: abs(j - i))
+            products = sorted((reach([i], structure.in_stream) & matrices) - {i}, key=lambda j: abs(j - i))
             if products:
                 return self._component_of(products[0])
         return "other"
+
+    def _of_stream(self, i: int) -> Component:
+        """Of what scales or shifts the stream: part of the entrance before the first layer; the component that alone
+        reads the result (RWKV's token shift); else "other"."""
+        graph, structure = self.graph, self.structure
+        if structure.enters(i):
+            return "embedding"
+        near = graph.ahead([i], lambda j: structure.core[j] or j in structure.residual_adds)
+        readers = {j for k in near for j in graph.consumers[k] if j in structure.matrices}
+        components = {self._component_of(j) for j in readers}
+        return components.pop() if len(components) == 1 else "other"
 
     def _is_chained(self, i: int) -> bool:
         """Whether product i of the shared part feeds or follows another one: a lone gate is no expert."""

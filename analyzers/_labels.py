@@ -101,26 +101,37 @@ class Labels:
     def _norm_around(self, statistic: int) -> list[int]:
         """All ops of the norm that this row statistic belongs to; empty when it scales nothing."""
         graph, rows = self.graph, self._elements(statistic)
-        before = self._row_statistics(statistic, rows)
-        small, scaled, rooted = {statistic}, set(), base_name(graph.ops[statistic]) in ("std", "linalg_vector_norm")
+        found = self._row_statistics(statistic, rows) | {statistic}
+        row = {self._row_of(i, slot) for i in found for slot in range(len(graph.ops[i].inputs))}
+        scaled, rooted = set[int](), base_name(graph.ops[statistic]) in ("std", "linalg_vector_norm")
         waiting = [statistic]
         while waiting:
             for j in graph.consumers[waiting.pop()]:
-                if self._free(j) and graph.ops[j].kind in _POINTWISE and j not in small:
-                    if self._elements(j) > rows:
-                        scaled.add(j)
-                    else:
-                        small.add(j)
-                        waiting.append(j)
-                        rooted = rooted or base_name(graph.ops[j]) in _ROOTS
+                if not self._free(j) or graph.ops[j].kind not in _POINTWISE or j in found:
+                    continue
+                if self._elements(j) <= rows:
+                    found.add(j)
+                    waiting.append(j)
+                    rooted = rooted or base_name(graph.ops[j]) in _ROOTS
+                elif any(self._row_of(j, slot) in row for slot in range(len(graph.ops[j].inputs))):
+                    scaled.add(j)
         if not (rooted and scaled):
             return []
-        found = before | small | scaled
+        centred = {p for j in scaled for p in graph.data_producers(j) if self._centres(p)}
+        found |= scaled | centred | {p for j in centred for p in graph.data_producers(j) if self._is_mean(p)}
         last = max(scaled)
         while (step := self._norm_tail(last)) is not None:
             found.add(step)
             last = step
         return sorted(found)
+
+    def _row_of(self, i: int, slot: int) -> tuple[int, int]:
+        """Which row an operand is, casts and centring apart: its producer and storage."""
+        graph = self.graph
+        producer, tensor = graph.producers[i][slot], graph.tensors[graph.ops[i].inputs[slot]]
+        if producer >= 0 and (graph.ops[producer].kind == "cast" or self._centres(producer)):
+            return self._row_of(producer, 0)
+        return producer, tensor.storage
 
     def _row_statistics(self, statistic: int, rows: int) -> set[int]:
         """Squares, centring and the cast that only serve the statistic and the scaling."""
@@ -131,13 +142,16 @@ class Labels:
             if not self._free(j) or j in found:
                 continue
             name = base_name(self.graph.ops[j])
-            centring = name == "sub" and any(self._is_mean(p) for p in self.graph.data_producers(j))
-            if name in ("pow", "square", "abs") or centring or (name == "mean" and self._elements(j) <= rows):
+            if name in ("pow", "square", "abs") or self._centres(j) or (name == "mean" and self._elements(j) <= rows):
                 found.add(j)
                 waiting += self.graph.data_producers(j)
             elif self.graph.ops[j].kind == "cast":
                 found.add(j)
         return found
+
+    def _centres(self, i: int) -> bool:
+        """Whether op i subtracts a mean."""
+        return base_name(self.graph.ops[i]) == "sub" and any(map(self._is_mean, self.graph.data_producers(i)))
 
     def _is_mean(self, i: int) -> bool:
         return base_name(self.graph.ops[i]) == "mean"

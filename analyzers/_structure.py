@@ -71,9 +71,8 @@ class Structure:
                 stream[i] = any(inputs) and self._within_tokens(i)
             else:
                 is_sum = self._is_sum(i) and graph.tensors[op.outputs[0]].shape[-1:] in widths
-                others = [slot for slot, read in zip(slots, inputs, strict=True) if not read]
-                weighted = any(inputs) and base_name(op) == "mul" and all(self._is_gate(i, slot) for slot in others)
-                stream[i] = bool(inputs) and (all(inputs) or weighted or (is_sum and any(inputs)))
+                is_scaled = any(inputs) and base_name(op) == "mul" and self._scales(stream, i, slots, inputs)
+                stream[i] = bool(inputs) and (all(inputs) or is_scaled or (is_sum and any(inputs)))
             if any(inputs) and not all(inputs) and self._is_sum(i) and stream[i]:
                 self.residual_adds.add(i)
         return stream
@@ -87,11 +86,17 @@ class Structure:
         near = graph.back(graph.data_producers(i), lambda j: self.core[j])
         return not any(graph.tensors[t].role == "cache" for j in (i, *near) for t in graph.ops[j].inputs)
 
-    def _is_gate(self, i: int, slot: int) -> bool:
-        """Whether a factor scales the stream itself (hyper-connections, gated norms): no top-k chose it, as it does
-        routing weights, which scale what an expert reads."""
-        near = self.graph.back([self.graph.producers[i][slot]], lambda j: self.core[j])
-        return not any(base_name(self.graph.ops[j]) in _CHOICES for j in near)
+    def _scales(self, stream: list[bool], i: int, slots: list[int], in_stream: list[bool]) -> bool:
+        """Whether op i scales the stream itself (hyper-connections, gated norms): the result is as large as the stream,
+        and no top-k chose the factor, as it does routing weights, which scale what an expert reads."""
+        graph = self.graph
+        shape = graph.tensors[graph.ops[i].outputs[0]].shape
+        pairs = list(zip(slots, in_stream, strict=True))
+        if not any(read and graph.tensors[graph.ops[i].inputs[slot]].shape == shape for slot, read in pairs):
+            return False
+        factors = (graph.producers[i][slot] for slot, read in pairs if not read)
+        near = graph.back(factors, lambda j: self.core[j] or stream[j])
+        return not any(base_name(graph.ops[j]) in _CHOICES for j in near)
 
     def _skips(self) -> tuple[set[int], set[tuple[int, ...]]]:
         """Ops whose results skip a core and are added again, and the widths a stream has."""
@@ -155,7 +160,7 @@ class Structure:
         choices = {i for i in self._before(self.experts) if base_name(graph.ops[i]) in _CHOICES}
         unmerged = graph.ahead(
             (j for i in self.experts for j in graph.consumers[i]),
-            lambda j: self.stream[j] or base_name(graph.ops[j]) in _ADDS,
+            lambda j: self.stream[j] or base_name(graph.ops[j]) in _ADDS or graph.ops[j].attention is not None,
         )
         return (self._before(choices) | self._beside(unmerged)) - self.experts
 
@@ -172,18 +177,20 @@ class Structure:
     @cached_property
     def mixers(self) -> set[int]:
         """Ops of token mixers: from the stream to the mixing ops, and from those to the add into the stream."""
-        ends = {*self._mixing_ops, *self._cache_writes}
-        return (ends | self._before(ends) | self.mixed | self._beside(self.mixed)) - self.experts
+        routed = self._after(self.experts)
+        alone = {i for i in routed if self._mixes(i)}  # a convolution of what experts gave mixes, they do not
+        ends = {*self._mixing_ops, *(self._cache_writes - routed)}
+        return alone | ends | self._before(ends) | self.mixed | self._beside(self.mixed)
 
     @cached_property
-    def _cache_writes(self) -> list[int]:
+    def _cache_writes(self) -> set[int]:
         """Ops that put something into the cache: only mixers do."""
         graph = self.graph
-        return [
+        return {
             i
             for i, op in enumerate(graph.ops)
             if not graph.views[i] and any(graph.tensors[t].role == "cache" for t in op.outputs)
-        ]
+        }
 
     @cached_property
     def mixed(self) -> set[int]:
@@ -197,7 +204,8 @@ class Structure:
     @cached_property
     def _mixing_ops(self) -> list[int]:
         routed = self._after(self.experts)
-        return [i for i in range(len(self.graph.ops)) if i not in routed and self._mixes(i)]
+        attention = {i for i in routed if self.graph.ops[i].attention is not None}  # experts may make its queries
+        return [i for i in range(len(self.graph.ops)) if i not in routed - attention and self._mixes(i)]
 
     def _mixes(self, i: int) -> bool:
         op, graph = self.graph.ops[i], self.graph
@@ -272,7 +280,7 @@ class Structure:
             if base_name(self.graph.ops[i]) not in _ADDS and i not in self.experts
             for p in self.graph.data_producers(i)
         }
-        return self.graph.back(sides - after, lambda j: self.stream[j] or j in after)
+        return self.graph.back(sides - after, lambda j: self.stream[j] or j in after or j in self.experts)
 
     def _reaches_stream(self, i: int) -> bool:
         after = self.graph.ahead([i], self.in_stream)

@@ -65,6 +65,31 @@ def test_a_layer_norm_by_hand():
     assert names(label(r.trace()), "norm") == [["mean", "sub", "pow", "mean", "sqrt", "div", "mul", "add"]]
 
 
+def test_a_layer_norm_that_centres_twice():
+    # Cohere: (x - mean) * rsqrt(mean((x - mean)^2)), the difference taken anew
+    r = Recording()
+    x = r.lookup("embed.weight", VOCABULARY, HIDDEN, 6)
+    shape, row = r.tensors[x].shape, (1, 6, 1)
+    wide = r.op("_to_copy", (x,), shape, kind="cast", dtype="fp32")
+    mean = r.op("mean", (wide,), row, kind="reduction", dtype="fp32")
+    square = r.op("pow", (r.op("sub", (wide, mean), shape, dtype="fp32"),), shape, dtype="fp32")
+    root = r.op("rsqrt", (r.op("mean", (square,), row, kind="reduction", dtype="fp32"),), row, dtype="fp32")
+    scaled = r.op("mul", (r.op("sub", (wide, mean), shape, dtype="fp32"), root), shape, dtype="fp32")
+    r.linear(r.op("mul", (r.parameter("norm.weight", (HIDDEN,)), scaled), shape), "head", VOCABULARY)
+    expected = ["to_copy", "mean", "sub", "pow", "mean", "rsqrt", "sub", "mul", "mul"]
+    assert names(label(r.trace()), "norm") == [expected]
+
+
+def test_a_statistic_that_scales_something_else_is_no_norm():
+    # HY-V4 scales a projection of x by the inverse norm of x, then by a learned factor
+    r = Recording()
+    x = r.lookup("embed.weight", VOCABULARY, HIDDEN, 6)
+    mean = r.op("mean", (r.op("pow", (x,), (1, 6, HIDDEN)),), (1, 6, 1), kind="reduction")
+    scaled = r.op("mul", (r.linear(x, "mix", 9), r.op("rsqrt", (mean,), (1, 6, 1))), (1, 6, 9))
+    r.op("mul", (scaled, r.parameter("scale", (9,))), (1, 6, 9))
+    assert "norm" not in counts(label(r.trace()))
+
+
 def test_a_mean_over_positions_is_no_norm():
     r = Recording()
     x = r.lookup("embed.weight", VOCABULARY, HIDDEN, 6)

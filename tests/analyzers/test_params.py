@@ -166,6 +166,25 @@ def test_a_table_of_distances_belongs_to_attention():
     assert totals["attention"] == 4 * HIDDEN * HIDDEN + 32 * 4
 
 
+def test_a_scale_of_the_stream_belongs_to_what_alone_reads_it():
+    # RWKV mixes each token with the one before by learned weights, one set for each projection
+    r = Recording()
+    x = r.lookup("embed.weight", VOCABULARY, HIDDEN, 6)
+    shifted = r.op("mul", (x, r.parameter("layers.0.mix", (HIDDEN,))), (1, 6, HIDDEN), module="layers.0")
+    mixed = r.attention(
+        *(r.linear(shifted, f"layers.0.{name}", HIDDEN) for name in "qkv"),
+        heads=4,
+        kv_heads=4,
+        width=8,
+        module="layers.0",
+    )
+    scaled = r.op("mul", (x, r.parameter("layers.0.residual", (HIDDEN,))), (1, 6, HIDDEN), module="layers.0")
+    r.op("add", (scaled, r.linear(mixed, "layers.0.o", HIDDEN)), (1, 6, HIDDEN), module="layers.0")
+    totals = ask(r.trace()).totals
+    assert totals["attention"] == 4 * HIDDEN * HIDDEN + HIDDEN
+    assert totals["other"] == HIDDEN
+
+
 SMALL = {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "moe_intermediate_size": 48}
 SMALL |= {"num_experts_per_tok": 2}
 MODELS = {

@@ -160,3 +160,34 @@ def test_a_convolution_along_the_sequence_mixes_and_one_over_images_does_not():
     structure, names = parts(r.trace())
     assert names(structure.mixers) == {"layers.0.long", "layers.0.long_out"}
     assert names(structure.ffn) == {"layers.0.point", "layers.0.point_out", "layers.0.image_out"}
+
+
+def test_a_row_statistic_of_the_stream_does_not_make_a_product_of_it_a_stream():
+    # HY-V4 scales the projection of the stream by the stream's inverse norm
+    r = Recording()
+    x = r.lookup("embed.weight", VOCABULARY, HIDDEN, 6)
+    mean = r.op("mean", (r.op("pow", (x,), (1, 6, HIDDEN)),), (1, 6, 1), kind="reduction")
+    scaled = r.op("mul", (r.linear(x, "layers.0.mix", 9), r.op("rsqrt", (mean,), (1, 6, 1))), (1, 6, 9))
+    structure, _ = parts(r.trace())
+    assert not structure.stream[next(i for i, op in enumerate(structure.graph.ops) if scaled in op.outputs)]
+
+
+def test_experts_that_make_queries_are_attention():
+    # JetMoe routes each token's queries, and its attention's result, through experts
+    r = Recording()
+    x = r.lookup("embed.weight", VOCABULARY, HIDDEN, 6)
+    path = "layers.0.attn"
+    chosen = r.op("topk", (r.linear(x, f"{path}.gate", 8),), (6, 1), kind="topk", module=path)
+    order = r.op("sort", (chosen,), (6,), kind="sort", module=path, dtype="int64")
+    call = ExpertCall(experts=8, top_k=1, tokens=6, rows=(1, 1, 1, 1, 1, 1, 0, 0))
+    rows = r.op("index", (x, order), (6, HIDDEN), kind="gather", module=path)
+    q = r.grouped(rows, f"{path}.experts.up", HIDDEN, call)
+    kv = r.linear(x, f"{path}.kv", HIDDEN)
+    mixed = r.attention(q, kv, kv, heads=4, kv_heads=4, width=8, module=path)
+    rows = r.op("index", (mixed, order), (6, HIDDEN), kind="gather", module=path)
+    out = r.op("mul", (r.grouped(rows, f"{path}.experts.down", HIDDEN, call), chosen), (6, HIDDEN), module=path)
+    r.op("add", (x, r.view(out, (1, 6, HIDDEN))), (1, 6, HIDDEN), module="layers.0")
+    structure, names = parts(r.trace())
+    assert names(structure.router) == {f"{path}.gate"}
+    assert names(structure.mixers) >= {f"{path}.kv", f"{path}.experts.up", f"{path}.experts.down"}
+    assert names(structure.ffn) == set()
