@@ -59,14 +59,13 @@ def read_hub(model: str, revision: str | None, say: Say, patience: Patience | No
     if index is not None:
         files = index.files
     found: list[Header | Unread] = []
-    with ThreadPoolExecutor(min(PARALLEL, len(files) or 1)) as pool:
-        try:
-            for one in pool.map(lambda file: _fetch_header(model, commit, file, patience), files):
-                found.append(one)
-                say(f"fetching headers of {model}: {len(found)} of {len(files)}")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    pool = ThreadPoolExecutor(min(PARALLEL, len(files) or 1))
+    try:
+        for one in pool.map(lambda file: _fetch_header(model, commit, file, patience), files):
+            found.append(one)
+            say(f"fetching headers of {model}: {len(found)} of {len(files)}")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for what was not yet asked
     headers, unread = sort_out(found)
     weights = {name for name in names if name.endswith(".safetensors") and "/" not in name}
     return Checkpoint(
