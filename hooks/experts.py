@@ -145,16 +145,18 @@ class ExpertsObserver:
         """The tokens' choice [T, k] among `experts` experts, sorted by expert."""
         tokens, top_k = top_k_index.shape[0], top_k_index.shape[-1]
         expert_ids, order = torch.sort(top_k_index.reshape(-1))
-        return Routed(expert_ids, order, self.rows(module, expert_ids, tokens, top_k, experts), tokens, top_k)
+        return Routed(expert_ids, order, self.rows(module, top_k_index, experts), tokens, top_k)
 
-    def rows(self, module: nn.Module, expert_ids: Any, tokens: int, top_k: int, experts: int) -> list[int]:
-        """Rows of each expert: from the indices' values where they have any (hash routing, a real CPU run; ids behind
-        the last expert are sentinels and computed by nobody), else from the routing policy."""
+    def rows(self, module: nn.Module, top_k_index: Any, experts: int) -> list[int]:
+        """Rows of each expert: from the choice's values where it has any (hash routing, scores drawn under a random
+        policy, a real CPU run; ids behind the last expert are sentinels and computed by nobody), else from the routing
+        policy."""
         layer = self._layers.setdefault(id(module), len(self._layers))
-        value = self._shadow.value(expert_ids)
+        value = self._shadow.value(top_k_index)
         if value is not None:
             with torch.utils._python_dispatch._disable_current_modes():
                 return torch.bincount(value[value < experts], minlength=experts).tolist()
+        tokens, top_k = top_k_index.shape
         return rows_per_expert(self._run.routing, tokens, top_k, experts, self._run.seed + layer)
 
 

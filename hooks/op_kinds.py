@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import torch
 
+from introspect.hooks.collectives import KINDS as COLLECTIVES
+from introspect.hooks.collectives import WAITS
+
 KINDS: dict[str, str] = {}
 
 
@@ -71,7 +74,7 @@ def op_kind(func: torch._ops.OpOverload) -> str:
     name = func._schema.name
     namespace, _, packet = name.partition("::")
     if namespace in ("c10d", "_c10d_functional"):
-        return "collective"
+        return "collective" if packet in COLLECTIVES or packet in WAITS else "unclassified"
     if namespace == "aten":
         if packet in _CASTS:
             return "cast"

@@ -37,8 +37,13 @@ def expert_choice(policy: str, tokens: int, top_k: int, experts: int, seed: int)
 
 def _draws(policy: str, tokens: int, top_k: int, experts: int, seed: int) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    weights = torch.ones(experts) if policy == "uniform" else 1.0 / torch.arange(1, experts + 1)
-    weights = weights[torch.randperm(experts, generator=generator)]
+    weights = expert_weights(policy, experts, generator)
     for start in range(0, tokens, BLOCK_TOKENS):
         block = weights.expand(min(BLOCK_TOKENS, tokens - start), experts)
         yield torch.multinomial(block, top_k, generator=generator)
+
+
+def expert_weights(policy: str, experts: int, generator: torch.Generator) -> torch.Tensor:
+    """How likely each expert is to be drawn first, up to a factor; which one comes first in "zipf" is drawn too."""
+    weights = torch.ones(experts) if policy == "uniform" else 1.0 / torch.arange(1, experts + 1)
+    return weights[torch.randperm(experts, generator=generator)]

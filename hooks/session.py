@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from introspect.collector import no_collection
 from introspect.hooks import attention as attention_hooks
 from introspect.hooks import experts as experts_hooks
 from introspect.hooks.attention import AttentionObserver, attention_interface
@@ -19,6 +19,7 @@ from introspect.hooks.experts import ExpertsObserver, experts_interface, routed_
 from introspect.hooks.functions import FunctionObserver
 from introspect.hooks.modules import ModuleStack
 from introspect.hooks.recorder import Recorder
+from introspect.hooks.routers import draw_scores
 from introspect.hooks.shadow import Shadow
 from introspect.records import RunShape
 
@@ -54,7 +55,7 @@ def session(model: nn.Module, run: RunShape, budget: int | None = None) -> Itera
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.storage(tensor)
     with ExitStack() as undo:
-        undo.enter_context(_without_gc())
+        undo.enter_context(no_collection())
         additive = any(getattr(module, "_supports_sdpa", True) is False for module in model.modules())
         undo.enter_context(attention_interface(attention, additive=additive))
         experts = ExpertsObserver(shadow, run)
@@ -62,6 +63,7 @@ def session(model: nn.Module, run: RunShape, budget: int | None = None) -> Itera
         undo.enter_context(replaced_experts(model, experts))
         undo.enter_context(_implementations(model))
         undo.enter_context(routed_dispatch(model, shadow, run))
+        draw_scores(model, shadow, run)
         undo.enter_context(stack.watching(model))
         undo.enter_context(FunctionObserver(attention, shadow))
         undo.enter_context(recorder)
@@ -87,18 +89,6 @@ def _implementations(model: nn.Module) -> Iterator[None]:
         for config, values in saved:
             for name, value in values.items():
                 setattr(config, name, value)
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """A run makes many small objects and no cycles worth collecting; the collector would take a third of its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def is_meta(model: nn.Module) -> bool:
