@@ -65,11 +65,12 @@ def _resolve(
     base = next((b for b in bases if b.rows is not None and len(b.rows) == queries), None)
     if base is None or base.rows is None:
         note = "an attention mask depends on weights: every pair counted visible"
-        return replace(call, visible_pairs=batch * queries * keys), note
+        return replace(call, visible_pairs=batch * queries * keys, assumed_pairs=True), note
     behind = keys - (base.keys or keys)  # entries that stand behind those the known mask is about
     if behind > 0:
         extra = min(min(selections, default=behind), behind)
         note = "every query sees as many compressed entries as are selected, also where fewer exist yet"
-        return replace(call, visible_pairs=batch * (int(base.rows.sum()) + queries * extra)), note
+        pairs = batch * (int(base.rows.sum()) + queries * extra)
+        return replace(call, visible_pairs=pairs, assumed_pairs=True), note
     rows = base.rows.clamp(max=min(selections)) if selections else base.rows
     return replace(call, visible_pairs=batch * int(rows.sum()), causal=True), ""

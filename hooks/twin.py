@@ -23,10 +23,11 @@ from introspect.hooks.observe import observe
 from introspect.hooks.run import cache_of
 from introspect.hooks.session import EXPERTS_CHOICE
 from introspect.hooks.shrink import IDENTITY, TOKENS, build_on_meta, build_with_weights, shrink
-from introspect.records import ExpertCall, Phase, RunShape, Trace
+from introspect.records import AttentionCall, ExpertCall, Phase, RunShape, Trace
 from introspect.twin_record import TwinAgreement, TwinReport
 
 Call = tuple[str, tuple[object, ...]]  # kind and sizes
+Shapes = tuple[tuple[int, ...], ...]  # of q, k and v
 
 BATCH = 2  # sequences: one alone would hide what depends on their number
 RUNS = (
@@ -42,9 +43,11 @@ def run_twin(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> Tw
     agreements: list[TwinAgreement] = []
     differences: list[str] = []
     for run in RUNS:
-        on_meta = _calls(observe(build_on_meta(model_class, small), IDENTITY, run))
+        meta_trace = observe(build_on_meta(model_class, small), IDENTITY, run)
         with _listening(real) as heard:
-            on_cpu = _calls(observe(real, IDENTITY, run))
+            real_trace = observe(real, IDENTITY, run)
+        assumed = {_shapes(meta_trace, call) for call in _attention(meta_trace) if call.assumed_pairs}
+        on_meta, on_cpu = _calls(meta_trace, assumed), _calls(real_trace, assumed)
         agreements.extend(_agreements(run.phase, on_meta, on_cpu))
         differences.extend(_differences(run.phase, on_meta, on_cpu))
     return TwinReport(
@@ -57,21 +60,30 @@ def run_twin(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> Tw
     )
 
 
-def _calls(trace: Trace) -> Counter[Call]:
+def _calls(trace: Trace, assumed: set[Shapes]) -> Counter[Call]:
+    """Every call with its number. Attention calls in `assumed`, whose pairs depend on weights, count by their shapes."""
     counted: Counter[Call] = Counter()
     for op, times in trace.walk():
         for gemm in op.gemms:
             many = (_routed_rows(op.experts) if op.experts else gemm.rows,) if gemm.rows else (gemm.batch, gemm.m)
             counted[gemm.kind, (*many, gemm.k, gemm.n)] += times
         if (call := op.attention) is not None:
-            shapes = tuple(trace.tensors[i].shape for i in (call.q, call.k, call.v))
-            heads = (call.query_heads, call.kv_heads, call.visible_pairs, call.causal, call.window)
-            counted["attention", (*shapes, *heads)] += times
+            shapes = _shapes(trace, call)
+            visible = () if shapes in assumed else (call.visible_pairs, call.window)
+            counted["attention", (*shapes, call.query_heads, call.kv_heads, *visible)] += times
         if (experts := op.experts) is not None:
             counted["experts", (experts.experts, experts.top_k, experts.tokens, _routed_rows(experts))] += times
     for held in trace.cache:
         counted["cache", (held.layer, held.layer_class, held.name, held.shape_before, held.shape_after)] += 1
     return counted
+
+
+def _attention(trace: Trace) -> Iterator[AttentionCall]:
+    return (op.attention for op, _ in trace.walk() if op.attention is not None)
+
+
+def _shapes(trace: Trace, call: AttentionCall) -> Shapes:
+    return tuple(trace.tensors[i].shape for i in (call.q, call.k, call.v))
 
 
 def _routed_rows(experts: ExpertCall) -> int:

@@ -148,7 +148,8 @@ class AttentionCall:
 
     `visible_pairs`: (query, key) pairs the mask lets through, of one head, summed over the sequences of the batch;
     dense would be B*S*T. `window`: the largest number of keys any one query sees when that is less than T would allow
-    under a causal mask; None for full attention. Tensor indices point into Trace.tensors.
+    under a causal mask; None for full attention. `assumed_pairs`: the mask depends on weights, and the pairs are the
+    most there can be. Tensor indices point into Trace.tensors.
     """
 
     q: int
@@ -162,6 +163,7 @@ class AttentionCall:
     window: int | None = None
     softcap: bool = False
     sinks: bool = False
+    assumed_pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,4 +24,4 @@ def architecture(model_type: str) -> tuple[type[PreTrainedModel], PreTrainedConf
     model_class = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
     config = CONFIG_MAPPING[model_type](**REPAIRED.get(model_type, {}).get("changes", {}))
     parts = (config, config.get_text_config(decoder=True))
-    return model_class, next(part for part in parts if isinstance(part, model_class.config_class))
+    return model_class, next((part for part in parts if isinstance(part, model_class.config_class)), config)
