@@ -23,9 +23,9 @@ PEAK_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 
 BOUNDS = {
     "memory_bytes": (1e9, 1e13),
-    "bandwidth_bytes_per_second": (1e10, 1e15),
+    "bandwidth_bytes_per_second": (1e9, 1e15),
     "interconnect_bytes_per_second": (1e9, 1e14),
-    "dense_peak_per_second": (1e11, 1e18),
+    "dense_peak_per_second": (1e9, 1e18),
 }
 """Smallest and largest plausible figure: a slip of a unit (GB for bytes, TFLOPS for FLOPS) falls outside."""
 
