@@ -14,7 +14,12 @@ from introspect.commands import command_names, load_command
 from introspect.render import FORMATS, render
 from introspect.units import unit_of
 
-OPTIONS = {"check": {"files_only": True}, "speculate": {"alpha": 0.7}, "train": {"seq": 16}}
+OPTIONS = {
+    "check": {"files_only": True},
+    "lora": {"rank": 1, "seq": 16},
+    "speculate": {"alpha": 0.7},
+    "train": {"seq": 16},
+}
 """What a command needs besides its models."""
 
 
