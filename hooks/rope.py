@@ -84,12 +84,12 @@ def _scaled(path: str, module: nn.Module, layer_type: str | None, scaling: str, 
 
 
 def _record(path: str, module: nn.Module, config: Any, layer_type: str | None, rope_type: str, length: int) -> Rope:
-    unscaled, _ = _frequencies(module.compute_default_rope_parameters, config, layer_type)
-    scaled, attention_factor = (
-        (unscaled, 1.0)
-        if rope_type == "default"
-        else _frequencies(ROPE_INIT_FUNCTIONS[rope_type], config, layer_type, length)
-    )
+    own: Any = module
+    unscaled, _ = _frequencies(own.compute_default_rope_parameters, config, layer_type)
+    scaled, attention_factor = unscaled, 1.0
+    if rope_type != "default":  # a class may bring an initialiser of its own (HunYuan's ntk_alpha)
+        initialiser = getattr(own, f"compute_{rope_type}_rope_parameters", None) or ROPE_INIT_FUNCTIONS[rope_type]
+        scaled, attention_factor = _frequencies(initialiser, config, layer_type, length)
     return Rope(
         module=path,
         layer_type=layer_type,

@@ -21,6 +21,7 @@ from introspect.hooks.modules import ModuleStack
 from introspect.hooks.recorder import Recorder
 from introspect.hooks.routers import draw_scores
 from introspect.hooks.shadow import Shadow
+from introspect.hooks.text_only import text_only
 from introspect.records import RunShape
 
 _ATTENTION, EXPERTS_CHOICE = "_attn_implementation_internal", "_experts_implementation_internal"
@@ -64,6 +65,7 @@ def session(model: nn.Module, run: RunShape, budget: int | None = None) -> Itera
         undo.enter_context(_implementations(model))
         undo.enter_context(routed_dispatch(model, shadow, run))
         draw_scores(model, shadow, run)
+        undo.enter_context(text_only(model))
         undo.enter_context(stack.watching(model))
         undo.enter_context(FunctionObserver(attention, shadow))
         undo.enter_context(recorder)
