@@ -54,7 +54,7 @@ def op_table(labels: Labels) -> Table:
         row.kernels += times * kernels
         row.elements += times * sum(graph.tensors[t].elements for t in written)
         row.bytes += times * sum(op_bytes(graph, i) for i in members)
-        row.fused_bytes += times * (read + sum(graph.tensors[t].bytes for t in written))
+        row.fused_bytes += times * (read + sum(graph.bytes[t] for t in written))
     ordered = sorted(rows.items(), key=lambda item: -item[1].bytes)
     return Table(units=UNITS, rows=tuple(_cells(kind, dtype, row) for (kind, dtype), row in ordered))
 
@@ -121,18 +121,16 @@ def op_bytes(graph: Graph, i: int) -> int:
     op = graph.ops[i]
     if not launches(op):
         return 0
-    return sum(_read_bytes(graph, i, slot) for slot in range(len(op.inputs))) + sum(
-        graph.tensors[t].bytes for t in op.outputs
-    )
+    return sum(_read_bytes(graph, i, slot) for slot in range(len(op.inputs))) + sum(graph.bytes[t] for t in op.outputs)
 
 
 def _read_bytes(graph: Graph, i: int, slot: int) -> int:
     """Bytes op i reads of one operand: none of a shape donor or of what it overwrites, the taken rows of a table."""
     op = graph.ops[i]
-    tensor, out = graph.tensors[op.inputs[slot]], graph.tensors[op.outputs[0]] if op.outputs else None
-    if op.kind == "factory" or (base_name(op) in ("copy", "fill", "zero") and slot == 0):
+    if op.kind == "factory" or (slot == 0 and base_name(op) in ("copy", "fill", "zero")):
         return 0
-    return min(tensor.bytes, out.bytes) if op.kind in _SELECTS and slot == 0 and out is not None else tensor.bytes
+    held = graph.bytes[op.inputs[slot]]
+    return min(held, graph.bytes[op.outputs[0]]) if slot == 0 and op.kind in _SELECTS else held
 
 
 def _boundary(graph: Graph, members: Sequence[int]) -> tuple[int, list[int]]:

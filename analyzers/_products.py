@@ -123,21 +123,37 @@ class _Reader:
     def forward(self, i: int, gemm: Gemm) -> Product:
         graph, op = self.graph, self.graph.ops[i]
         weights = graph.gemm_weights(i, gemm)
-        product = self._product(op, graph.times[i], gemm, weights)
         value = gemm.lhs if gemm.lhs is not None else gemm.rhs
-        source = None if value is None else (graph.producer_of(i, value), *graph.where(value))
-        return replace(product, ops=(i,), source=source, parallel=self._parallel(i) if weights else "")
+        return self._product(
+            op,
+            graph.times[i],
+            gemm,
+            weights,
+            ops=(i,),
+            source=None if value is None else (graph.producer_of(i, value), *graph.where(value)),
+            parallel=self._parallel(i) if weights else "",
+        )
 
     def backward(self, op: Op, times: int, gemm: Gemm) -> Product:
         paths = {self.graph.tensors[t].parameter for t in (gemm.lhs, gemm.rhs) if t is not None}
         return self._product(op, times, gemm, frozenset(path for path in paths if path is not None))
 
-    def _product(self, op: Op, times: int, gemm: Gemm, weights: frozenset[str]) -> Product:
+    def _product(
+        self,
+        op: Op,
+        times: int,
+        gemm: Gemm,
+        weights: frozenset[str],
+        *,
+        ops: tuple[int, ...] = (),
+        source: tuple[object, ...] | None = None,
+        parallel: Parallel = "",
+    ) -> Product:
         lhs, rhs, out = (self._bytes(gemm, place) for place in ("lhs", "rhs", "out"))
         attention, masked = self._masked(op, gemm)
         operand = gemm.lhs if gemm.lhs is not None else gemm.rhs
         return Product(
-            ops=(),
+            ops=ops,
             module=_name(op, weights),
             kind="linear" if gemm.kind == "einsum" and gemm.batch == 1 and weights else gemm.kind,
             direction=gemm.direction,
@@ -155,18 +171,19 @@ class _Reader:
             weights=tuple((path, self.sizes[path]) for path in sorted(weights)),
             attention=attention,
             experts=op.experts,
+            source=source,
+            parallel=parallel,
         )
 
     def _bytes(self, gemm: Gemm, place: Literal["lhs", "rhs", "out"]) -> int:
         index = {"lhs": gemm.lhs, "rhs": gemm.rhs, "out": gemm.out}[place]
         if index is None:
             return 0
-        tensor = self.graph.tensors[index]
         if gemm.kind != "grouped":
-            return tensor.bytes
+            return self.graph.bytes[index]
         rows = gemm.rows if gemm.rows is not None else gemm.batch * gemm.m
         shape = {"lhs": (rows, gemm.k), "rhs": (gemm.batch, gemm.k, gemm.n), "out": (rows, gemm.n)}[place]
-        return tensor_bytes(shape, tensor.dtype)
+        return tensor_bytes(shape, self.graph.tensors[index].dtype)
 
     def _masked(self, op: Op, gemm: Gemm) -> tuple[AttentionCall | None, int]:
         """The attention call of this product, and its FLOPs over visible pairs: dense FLOPs x visible / dense."""

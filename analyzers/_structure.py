@@ -63,7 +63,7 @@ class Structure:
         for i, op in enumerate(graph.ops):
             if graph.nature[i] != "data" or op.kind == "loss":
                 continue
-            slots = self._data_slots(i)
+            slots = self.graph.data_slots[i]
             inputs = [self._reads_stream(stream, i, slot) for slot in slots]
             if op.kind == "lookup" or i in seeds:
                 stream[i] = True
@@ -86,7 +86,7 @@ class Structure:
         near = graph.back(graph.data_producers(i), lambda j: self.core[j])
         return not any(graph.tensors[t].role == "cache" for j in (i, *near) for t in graph.ops[j].inputs)
 
-    def _scales(self, stream: list[bool], i: int, slots: list[int], in_stream: list[bool]) -> bool:
+    def _scales(self, stream: list[bool], i: int, slots: tuple[int, ...], in_stream: list[bool]) -> bool:
         """Whether op i scales the stream itself (hyper-connections, gated norms): the result is as large as the stream,
         and no top-k chose the factor, as it does routing weights, which scale what an expert reads."""
         graph = self.graph
@@ -118,7 +118,7 @@ class Structure:
 
     def _skipped_producers(self, i: int) -> Iterator[int]:
         """The operand of sum i that the other operand follows from over a core."""
-        first, second = sorted(self.graph.producers[i][slot] for slot in self._data_slots(i))
+        first, second = sorted(self.graph.producers[i][slot] for slot in self.graph.data_slots[i])
         if 0 <= first < second:
             between = self.graph.back([second], lambda j: j < first)
             if first in between and any(self.core[j] for j in between if j != first):
@@ -128,11 +128,8 @@ class Structure:
         graph, op = self.graph, self.graph.ops[i]
         if base_name(op) not in _ADDS or op.gemms or graph.nature[i] != "data":
             return False
-        shapes = {graph.tensors[op.inputs[slot]].shape for slot in self._data_slots(i)}
-        return len(self._data_slots(i)) == 2 and shapes == {graph.tensors[op.outputs[0]].shape}
-
-    def _data_slots(self, i: int) -> list[int]:
-        return [s for s in range(len(self.graph.ops[i].inputs)) if self.graph.input_nature(i, s) == "data"]
+        shapes = {graph.tensors[op.inputs[slot]].shape for slot in self.graph.data_slots[i]}
+        return len(self.graph.data_slots[i]) == 2 and shapes == {graph.tensors[op.outputs[0]].shape}
 
     def _reads_stream(self, stream: list[bool], i: int, slot: int) -> bool:
         producer = self.graph.producers[i][slot]
@@ -178,7 +175,9 @@ class Structure:
     def mixers(self) -> set[int]:
         """Ops of token mixers: from the stream to the mixing ops, and from those to the add into the stream."""
         routed = self._after(self.experts)
-        alone = {i for i in routed if self._mixes(i)}  # a convolution of what experts gave mixes, they do not
+        alone = {
+            i for i in routed if self.core[i] and self._mixes(i)
+        }  # a convolution of what experts gave mixes, they do not
         ends = {*self._mixing_ops, *(self._cache_writes - routed)}
         return alone | ends | self._before(ends) | self.mixed | self._beside(self.mixed)
 
@@ -205,7 +204,8 @@ class Structure:
     def _mixing_ops(self) -> list[int]:
         routed = self._after(self.experts)
         attention = {i for i in routed if self.graph.ops[i].attention is not None}  # experts may make its queries
-        return [i for i in range(len(self.graph.ops)) if i not in routed - attention and self._mixes(i)]
+        beyond = routed - attention
+        return [i for i, core in enumerate(self.core) if core and i not in beyond and self._mixes(i)]
 
     def _mixes(self, i: int) -> bool:
         op, graph = self.graph.ops[i], self.graph

@@ -64,9 +64,9 @@ def weight_reads(graph: Graph) -> WeightReads:
             if path is None or path not in sizes:
                 continue
             if op.kind in ("lookup", "gather"):
-                views[path][i] = graph.tensors[op.outputs[0]].bytes
+                views[path][i] = graph.bytes[op.outputs[0]]
             else:
-                views[path][graph.where(t)] = graph.tensors[t].bytes
+                views[path][graph.where(t)] = graph.bytes[t]
             if op.experts is not None:
                 shares[path] = _expert_shares(op.experts)
     read = {path: min(sizes[path], sum(parts.values())) for path, parts in views.items()}
@@ -100,7 +100,7 @@ def cache_traffic(graph: Graph) -> CacheTraffic:
             tensor = graph.tensors[t]
             overwritten = tensor.storage in written and op.kind in _OVERWRITES
             if tensor.role == "cache" and graph.producers[i][slot] < 0 and not overwritten:
-                views[tensor.storage][graph.where(t)] = tensor.bytes
+                views[tensor.storage][graph.where(t)] = graph.bytes[t]
         for t in op.outputs:
             if graph.tensors[t].role == "cache":
                 put[graph.tensors[t].storage] = _new_bytes(graph, op, t)
@@ -117,8 +117,8 @@ def cache_traffic(graph: Graph) -> CacheTraffic:
 def _new_bytes(graph: Graph, op: Op, out: int) -> int:
     """Bytes that an op adds to a cache tensor: what a concatenation appends, else the whole result."""
     if base_name(op) == "cat":
-        return sum(graph.tensors[t].bytes for t in op.inputs if graph.tensors[t].role != "cache")
-    return graph.tensors[out].bytes
+        return sum(graph.bytes[t] for t in op.inputs if graph.tensors[t].role != "cache")
+    return graph.bytes[out]
 
 
 def activation_bytes(found: Iterable[Product]) -> int:

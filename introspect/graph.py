@@ -31,6 +31,7 @@ class Graph:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.tensors: tuple[Tensor, ...] = trace.tensors
+        self.bytes = [tensor.bytes for tensor in trace.tensors]
         self.ops: list[Op] = []
         self.times: list[int] = []
         self.repeated: list[bool] = []
@@ -44,6 +45,8 @@ class Graph:
         self.producers: list[tuple[int, ...]] = []
         self.consumers: list[list[int]] = [[] for _ in self.ops]
         self.nature: list[Nature] = []
+        self.data_slots: list[tuple[int, ...]] = []  # operands of each op that are data
+        self._data_producers: list[tuple[int, ...]] = []
         self._weights: dict[int, frozenset[str]] = {}  # op whose nature is "weight" -> the parameters it follows from
         self._connect()
 
@@ -62,11 +65,16 @@ class Graph:
             self.producers.append(producers)
             if self.views[i]:
                 self.nature.append("constant")  # never asked: no op has a view as its producer
+                self.data_slots.append(())
+                self._data_producers.append(())
                 continue
             for p in set(producers):
                 if p >= 0:
                     self.consumers[p].append(i)
-            self.nature.append(self._nature_of(i, op))
+            natures = [self.input_nature(i, slot) for slot in range(len(op.inputs))]
+            self.nature.append(self._nature_of(i, op, natures))
+            self.data_slots.append(tuple(slot for slot, nature in enumerate(natures) if nature == "data"))
+            self._data_producers.append(tuple(producers[s] for s in self.data_slots[i] if producers[s] >= 0))
             for t in op.outputs:
                 # An allocation that nobody fills stands for an input of the run, whose values are not recorded.
                 if not (is_allocation(op) and writes[self.tensors[t].storage] == 1):
@@ -78,10 +86,9 @@ class Graph:
         read = {self.tensors[t].storage for t in op.inputs}
         return all(self.tensors[t].storage in read for t in op.outputs)
 
-    def _nature_of(self, i: int, op: Op) -> Nature:
+    def _nature_of(self, i: int, op: Op, natures: list[Nature]) -> Nature:
         if op.kind == "factory":
             return "constant"
-        natures = [self.input_nature(i, slot) for slot in range(len(op.inputs))]
         if "data" in natures:
             return "data"
         if "weight" not in natures:
@@ -132,11 +139,9 @@ class Graph:
         slot = self.slot_of(i, tensor)
         return -1 if slot is None else self.producers[i][slot]
 
-    def data_producers(self, i: int) -> Iterator[int]:
+    def data_producers(self, i: int) -> tuple[int, ...]:
         """Ops that wrote the data operands of op i."""
-        for slot, producer in enumerate(self.producers[i]):
-            if producer >= 0 and self.input_nature(i, slot) == "data":
-                yield producer
+        return self._data_producers[i]
 
     def back(self, starts: Iterable[int], stop: Callable[[int], bool]) -> set[int]:
         """Ops whose results the starts follow from, the starts included; an op that `stop` names is not entered."""
