@@ -1,8 +1,9 @@
 """Give the one-page cost of a model on a GPU: what it holds, what a token costs, how many GPUs, how fast at best.
 
-Bounds are those of `roofline`, for weights in the checkpoint's own format and spread evenly over as many GPUs as those
-weights need, without communication. `decode_seconds`: one sequence at `--context`. `max_batch`: sequences of that
-context that fit beside the weights; `best_tokens_per_second`: that batch's bound. `prefill_8k_seconds`: 8192 tokens.
+Bounds are those of `roofline`, for weights in the checkpoint's own format (products in its type where the GPU has a
+rate for it), spread evenly over as many GPUs as those weights need, without communication. `decode_seconds`: one
+sequence at `--context`. `max_batch`: sequences of that context that fit beside the weights; `best_tokens_per_second`:
+the bound of that batch, all GPUs together. `prefill_8k_seconds`: a prompt of 8192 tokens.
 `terms`: how each quantity grows, solved from traces at contexts 65536 and 131072 (beyond the windows of today's
 models), at one and two sequences, and from prompts of 8192, 16384 and 32768 tokens. FLOPs are a serving engine's.
 `decode_bytes` has one sequence's expected experts in `constant`; more sequences read more distinct ones.
@@ -11,20 +12,22 @@ models), at one and two sequences, and from prompts of 8192, 16384 and 32768 tok
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 
 from introspect.analyzers._components import Components
 from introspect.analyzers._labels import Labels
+from introspect.analyzers._quantised import natively
 from introspect.analyzers._roofline import Machine, Work, machines, step_work, total_seconds
 from introspect.analyzers._step import Step
 from introspect.analyzers._terms import COLUMNS, Points, decode_terms, prefill_terms
+from introspect.native_record import NativeFormat
 from introspect.params import GpuParams, Traces, option
 from introspect.records import RunShape
 from introspect.table import Result, Table, Value, describe_model, describe_run
 
 MODELS = "many"
+GATHER = "native_formats"
 EXAMPLES = (
     "introspect cost meta-llama/Meta-Llama-3-8B --gpu h100-sxm --gpu a100-80g",
     "introspect cost meta-llama/Meta-Llama-3-70B mistralai/Mixtral-8x7B-v0.1 deepseek-ai/DeepSeek-V3 --utilization 0.9",
@@ -50,19 +53,21 @@ class Params(GpuParams):
     dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
 
 
-def analyze(params: Params, traces: tuple[Traces, ...]) -> tuple[Result, ...]:
+def analyze(params: Params, traces: tuple[Traces, ...], natives: tuple[NativeFormat | None, ...]) -> tuple[Result, ...]:
     """One result a model."""
-    return tuple(_Cost(params, one).result() for one in traces)
+    return tuple(_Cost(params, one, native).result() for one, native in zip(traces, natives, strict=True))
 
 
 class _Cost:
     """The runs of one model that its cost is read from."""
 
-    def __init__(self, params: Params, traces: Traces) -> None:
-        self.params, self.traces = params, traces
+    def __init__(self, params: Params, traces: Traces, native: NativeFormat | None) -> None:
+        self.params, self.traces, self.native = params, traces, native
         self.decode = cache(self._decode)
         self.prefill = cache(self._prefill)
         self.near = self.decode(1, params.context)
+        known = native is not None and native.problem is None
+        self.stored = natively(native, self.near.structure) if native is not None and known else None
 
     def _decode(self, batch: int, context: int) -> Step:
         run = RunShape(phase="decode", batch=batch, seq=1, context=context, dtype=self.params.dtype)
@@ -90,8 +95,18 @@ class _Cost:
                 "several GPUs: weights, cache and work split evenly, communication free",
                 *trace.assumptions,
             ),
+            notes=self._notes(),
             unclassified=tuple(f"{one.op} in {one.module} ({one.count})" for one in trace.unclassified),
         )
+
+    def _notes(self) -> tuple[str, ...]:
+        if self.native is None:
+            return ()
+        if self.native.problem is not None:
+            return (
+                f"stored in {self.native.method}, unknown here: {self.native.problem}; GPUs and times are for bf16",
+            )
+        return (f"weights as {self.native.method} stores them ({self.native.route})", *self.native.notes)
 
     def _totals(self) -> dict[str, Value]:
         near, far = self.near, self.decode(1, FARTHER)
@@ -107,21 +122,24 @@ class _Cost:
             "kv_bytes_at_128k": sum(tensor.bytes_before for tensor in far.trace.cache),
         }
 
-    def _native_bytes(self) -> int:
-        return self.near.weight_bytes
+    def _native_bytes(self) -> int | None:
+        if self.native is None:
+            return self.near.weight_bytes
+        return None if self.stored is None else self.stored.weight_bytes
+
+    def _works(self, step: Step, machine: Machine) -> tuple[Work, ...]:
+        works = step_work(step)
+        return works if self.stored is None else self.stored.works(works, machine)
 
     def _gpu_row(self, machine: Machine) -> dict[str, Value]:
-        native, near = self._native_bytes(), self.near
-        needed = max(1, math.ceil(native / machine.memory_bytes))
-        share = native / near.weight_bytes if near.weight_bytes else 1.0
-        works = _stored(step_work(near), share)
-        prompt = _stored(step_work(self.prefill(PROMPTS[0])), share)
+        near, weights = self.near, self._native_bytes() or self.near.weight_bytes
+        needed = max(1, math.ceil(weights / machine.memory_bytes))
         each = sum(tensor.bytes_after for tensor in near.trace.cache)
-        batch = int((needed * machine.memory_bytes - native) // each) if each else None
-        alone, together = total_seconds(works, machine), None
-        if batch:
-            together = total_seconds([_batched(work, batch) for work in works], machine)
-        prefill = total_seconds(prompt, machine)
+        batch = int((needed * machine.memory_bytes - weights) // each) if each else None
+        works = self._works(near, machine)
+        alone = total_seconds(works, machine)
+        together = total_seconds([_batched(work, batch) for work in works], machine) if batch else None
+        prefill = total_seconds(self._works(self.prefill(PROMPTS[0]), machine), machine)
         return {
             "gpu": machine.gpu.name,
             "gpus_needed": needed,
@@ -159,13 +177,6 @@ class _Cost:
             {"quantity": "prefill_flops", "unit": "FLOP", **prefill_terms(prompt, PROMPTS)},
             {"quantity": "wire_bytes", "unit": "B", **none},
         )
-
-
-def _stored(works: Iterable[Work], share: float) -> list[Work]:
-    """The work with weights that take `share` of their bytes in the run's dtype."""
-    return [
-        replace(work, weight_bytes=work.weight_bytes * share, expert_bytes=work.expert_bytes * share) for work in works
-    ]
 
 
 def _batched(work: Work, batch: int) -> Work:
