@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_tie_weights
 
 from introspect.check_record import ExpectedTensor, Failure, LoadRecord, Tie, WrongDtype, WrongShape
@@ -303,8 +303,8 @@ def _dimensions(built: BuiltModel) -> dict[str, int]:
     if built.config is None:
         return {}
     text = built.config.get_text_config()
-    values = {name: getattr(text, name, None) for name in DIMENSIONS}
-    heads, width = values["num_attention_heads"], getattr(text, "hidden_size", None)
+    values = {name: _field(text, name) for name in DIMENSIONS}
+    heads, width = values["num_attention_heads"], _field(text, "hidden_size")
     if (
         values["head_dim"] is None
         and isinstance(heads, int)
@@ -314,3 +314,11 @@ def _dimensions(built: BuiltModel) -> dict[str, int]:
     ):
         values["head_dim"] = width // heads  # what attention does where no width is named
     return {name: value for name, value in values.items() if isinstance(value, int)}
+
+
+def _field(config: PreTrainedConfig, name: str) -> Any:
+    """A config's field; None where it has none, or one for each layer (Gemma 4 then refuses to give one for all)."""
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None
