@@ -20,7 +20,7 @@ from transformers.initialization import no_tie_weights
 from introspect.check_record import ExpectedTensor, Failure, LoadRecord, Tie, WrongDtype, WrongShape
 from introspect.checkpoint import Checkpoint
 from introspect.hooks import loader
-from introspect.hooks.build import BuiltModel, build
+from introspect.hooks.build import BF16_ASSUMED, BuiltModel, build
 from introspect.hooks.dtypes import dtype_name, torch_dtype
 from introspect.hooks.loader import Landing, Loaded, State
 from introspect.hooks.quantised import Quantisation, prepare
@@ -90,7 +90,7 @@ class _Comparison:
             ties=tuple(self._ties(loaded)),
             expected_bytes=self._expected_bytes(expected, loaded) if self.names_only else None,
             dimensions=_dimensions(self.built),
-            dtype_named=not self.built.assumptions,
+            dtype_named=BF16_ASSUMED not in self.built.assumptions,
             packed_bits=self.quantisation.bits if self.quantisation else None,
             parts_checked=not self.packed and not any(landing.unpacked for landing in loaded.landings.values()),
             notes=tuple(note for note in self.built.identity.notes if "quantization_config" not in note),  # see route
