@@ -215,9 +215,9 @@ class AttentionObserver:
 
         # Closures may hold tensors of the model (Llama 4's left padding), so on meta the indices are meta tensors too.
         def evaluate(q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-            indices = (torch.tensor(sequence), torch.tensor(0), q + q_offset, kv + kv_offset)
+            indices = [torch.tensor(sequence), torch.tensor(0), q + q_offset, kv + kv_offset]
             if device.type == "meta":
-                indices = tuple(self._shadow.give(torch.empty_like(i, device=device), i) for i in indices)
+                indices = list(self._shadow.give(torch.empty_like(i, device=device), i) for i in indices)
             visible = function(*indices)
             value = self._shadow.value(visible)
             if value is None:

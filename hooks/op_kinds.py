@@ -63,7 +63,8 @@ _declare("pooling", "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d ada
          "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_bicubic2d_aa upsample_nearest1d "
          "upsample_linear1d max_pool3d_with_indices grid_sampler_2d _upsample_bilinear2d_aa upsample_nearest3d "
          "adaptive_avg_pool2d")  # fmt: skip
-_declare("elementwise", "complex polar where __or__ __and__ __xor__ __ior__ __iand__ floor_divide masked_fill _weight_norm_interface")
+_declare("elementwise", "complex polar where __or__ __and__ __xor__ __ior__ __iand__ floor_divide masked_fill "
+         "_weight_norm_interface")  # fmt: skip
 
 _CASTS = ("_to_copy", "to")
 _POINTWISE = torch.Tag.pointwise
