@@ -217,7 +217,7 @@ class AttentionObserver:
         def evaluate(q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
             indices = [torch.tensor(sequence), torch.tensor(0), q + q_offset, kv + kv_offset]
             if device.type == "meta":
-                indices = list(self._shadow.give(torch.empty_like(i, device=device), i) for i in indices)
+                indices = [self._shadow.give(torch.empty_like(i, device=device), i) for i in indices]
             visible = function(*indices)
             value = self._shadow.value(visible)
             if value is None:
