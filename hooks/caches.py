@@ -69,6 +69,10 @@ def fill(cache: Any, tokens: int) -> None:
         indexer = getattr(layer, "indexer_keys", None)
         if indexer is not None:
             layer.update_indexer(indexer.new_empty((*indexer.shape[:-2], tokens, indexer.shape[-1])))
+        positions = getattr(layer, "indexer_position_ids", None)
+        if positions is not None:  # appended by the model itself, not by update_indexer
+            rows = positions.new_empty((*positions.shape[:-1], tokens))
+            layer.indexer_position_ids = torch.cat([positions, rows], dim=-1)
 
 
 def _rows(like: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -39,15 +39,15 @@ def resolve_masks(ops: list[Op], tensors: tuple[Tensor, ...], masks: Mapping[int
 
 def _origins(
     position: int, ops: list[Op], tensors: tuple[Tensor, ...], makers: Links, masks: Mapping[int, MaskFacts]
-) -> tuple[list[MaskFacts], list[int]]:
-    """The known masks that the mask operand was made from, and the k of each top-k that selected in it."""
+) -> tuple[list[MaskFacts], list[tuple[int, int]]]:
+    """The known masks that the mask operand was made from; of each top-k that selected in it, k and among how many."""
     mask_storage = tensors[ops[position].inputs[_MASK_OPERAND]].storage
     queue = [m for m in makers[position] if any(tensors[i].storage == mask_storage for i in ops[m].outputs)]
     seen, bases, selections = set(queue), [], []
     for maker in queue:
         op = ops[maker]
         if op.kind == "topk":
-            selections.append(tensors[op.outputs[0]].shape[-1])
+            selections.append((tensors[op.outputs[0]].shape[-1], tensors[op.inputs[0]].shape[-1]))
             continue
         bases += [masks[tensors[i].storage] for i in op.inputs if tensors[i].storage in masks]
         if op.kind in _MASK_MAKING and len(seen) < _MAX_STEPS:
@@ -58,7 +58,7 @@ def _origins(
 
 
 def _resolve(
-    call: AttentionCall, tensors: tuple[Tensor, ...], bases: list[MaskFacts], selections: list[int]
+    call: AttentionCall, tensors: tuple[Tensor, ...], bases: list[MaskFacts], selections: list[tuple[int, int]]
 ) -> tuple[AttentionCall, str]:
     q, keys = tensors[call.q], tensors[call.k].shape[2]
     batch, queries = q.shape[0], q.shape[2]
@@ -68,9 +68,13 @@ def _resolve(
         return replace(call, visible_pairs=batch * queries * keys, assumed_pairs=True), note
     behind = keys - (base.keys or keys)  # entries that stand behind those the known mask is about
     if behind > 0:
-        extra = min(min(selections, default=behind), behind)
+        extra = min(behind, *(k for k, _ in selections))
         note = "every query sees as many compressed entries as are selected, also where fewer exist yet"
         pairs = batch * (int(base.rows.sum()) + queries * extra)
         return replace(call, visible_pairs=pairs, assumed_pairs=True), note
-    rows = base.rows.clamp(max=min(selections)) if selections else base.rows
-    return replace(call, visible_pairs=batch * int(rows.sum()), causal=True), ""
+    among_keys = [k for k, among in selections if among == keys]
+    rows = base.rows.clamp(max=min(among_keys)) if among_keys else base.rows
+    call = replace(call, visible_pairs=batch * int(rows.sum()), causal=True)
+    if selections and not among_keys:  # blocks of keys are selected: whose, and how many keys they show, is not known
+        return replace(call, assumed_pairs=True), "blocks of keys selected by weights: counted as if all were"
+    return call, ""

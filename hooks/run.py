@@ -3,6 +3,7 @@ another kind is run with the inputs its user gives."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,13 +11,22 @@ from torch import nn
 
 from introspect.hooks import caches
 from introspect.hooks.caches import Held
+from introspect.hooks.odd_models import (
+    BORROWED,
+    borrowed_inputs,
+    forget_states,
+    id_rows,
+    own_cache,
+    states_in_modules,
+    step_ids,
+)
 from introspect.hooks.session import Session, is_meta
 from introspect.hooks.step import Step, accepted_inputs, ids_name, placed, token_ids
 from introspect.hooks.training import train_step
 from introspect.records import RunShape
 
 # Names under which model classes take and return their cache.
-CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state", "mems")
+CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state", "mems", "past_buckets_states")
 
 
 def run_step(session: Session, model: nn.Module, run: RunShape, inputs: dict[str, Any] | None = None) -> Step:
@@ -25,16 +35,27 @@ def run_step(session: Session, model: nn.Module, run: RunShape, inputs: dict[str
         return train_step(session, model, run, inputs)
     if inputs is not None:
         return _run_inputs(session, model, inputs)
+    if (borrowed := borrowed_inputs(model, run)) is not None:
+        note = BORROWED.format(run.context + run.seq)
+        return replace(_run_inputs(session, model, borrowed), assumptions=(note,))
+    try:
+        return _run_tokens(session, model, run)
+    finally:
+        forget_states(model)
+
+
+def _run_tokens(session: Session, model: nn.Module, run: RunShape) -> Step:
     accepted = accepted_inputs(model)
+    own = own_cache(model)
     if run.context == 0:
-        return _step(session, model, run, accepted, None, ())
+        return _step(session, model, run, accepted, own, ())
     with session.unrecorded(), torch.no_grad():
-        output = _forward(session, model, run, accepted, _warm_tokens(model, run), None)
-        name, cache = cache_of(output)
+        output = _forward(session, model, run, accepted, _warm_tokens(model, run), own)
+        name, cache = cache_of(output) if own is None else ("cache", own)
         if cache is None or name not in accepted:
             return _without_cache(session, model, run, accepted)
         cache = _grown(session, model, run, accepted, cache)
-    return _step(session, model, run, accepted, cache, tuple(caches.held_tensors(cache)), name)
+    return _step(session, model, run, accepted, cache, _held(model, cache), name)
 
 
 def _grown(session: Session, model: nn.Module, run: RunShape, accepted: set[str], cache: Any) -> Any:
@@ -54,14 +75,17 @@ def _grown(session: Session, model: nn.Module, run: RunShape, accepted: set[str]
 
 def cache_after(session: Session, model: nn.Module, run: RunShape) -> tuple[Held, ...] | None:
     """What the cache holds after `context + seq` tokens, by filling it; None when it cannot be filled."""
-    accepted = accepted_inputs(model)
+    accepted, own = accepted_inputs(model), own_cache(model)
     short = run.with_(seq=min(run.context + run.seq, caches.SHORT_PREFILL), context=0)
     with session.unrecorded(), torch.no_grad():
-        _, cache = cache_of(_forward(session, model, short, accepted, short.seq, None))
+        output = _forward(session, model, short, accepted, short.seq, own)
+        cache = cache_of(output)[1] if own is None else own
         if not caches.can_fill(cache):
             return None
         caches.fill(cache, run.context + run.seq - short.seq)
-    return tuple(caches.held_tensors(cache))
+    held = _held(model, cache)
+    forget_states(model)
+    return held
 
 
 def _run_inputs(session: Session, model: nn.Module, inputs: dict[str, Any]) -> Step:
@@ -96,19 +120,23 @@ def _step(
 ) -> Step:
     # The shapes before the step are read now: update() may change the tensors' owner, never these tensors.
     with torch.no_grad():
-        output = _forward(session, model, run, accepted, run.seq, cache, name)
+        output = _forward(session, model, run, accepted, step_ids(model, run), cache, name)
     _, after = cache_of(output)
     after = cache if after is None else after
     notes: tuple[str, ...] = ()
     if run.logits == "last" and "logits_to_keep" not in accepted:
         notes = (f"{type(model).__name__} has no logits_to_keep: the head ran on every position",)
-    return Step(before=before, after=tuple(caches.held_tensors(after)), assumptions=notes)
+    return Step(before=before, after=_held(model, after), assumptions=notes)
+
+
+def _held(model: nn.Module, cache: Any) -> tuple[Held, ...]:
+    return (*caches.held_tensors(cache), *states_in_modules(model))
 
 
 def _forward(
     session: Session, model: nn.Module, run: RunShape, accepted: set[str], tokens: int, cache: Any, name: str = "cache"
 ) -> Any:
-    inputs: dict[str, Any] = {ids_name(accepted): token_ids(session, model, run.batch, tokens)}
+    inputs: dict[str, Any] = {ids_name(accepted): token_ids(session, model, id_rows(model, run.batch), tokens)}
     if "use_cache" in accepted:
         inputs["use_cache"] = True
     if run.logits == "last" and "logits_to_keep" in accepted:

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 
 from introspect.collector import no_collection
 from introspect.hooks import attention as attention_hooks
 from introspect.hooks import experts as experts_hooks
 from introspect.hooks.attention import AttentionObserver, attention_interface
+from introspect.hooks.byte_patches import assumed_patches
 from introspect.hooks.expert_modules import replaced_experts
 from introspect.hooks.experts import ExpertsObserver, experts_interface, routed_dispatch
 from introspect.hooks.functions import FunctionObserver
@@ -57,6 +59,7 @@ def session(model: nn.Module, run: RunShape, budget: int | None = None) -> Itera
         recorder.storage(tensor)
     with ExitStack() as undo:
         undo.enter_context(no_collection())
+        undo.enter_context(_without_distribution_checks())
         additive = any(getattr(module, "_supports_sdpa", True) is False for module in model.modules())
         undo.enter_context(attention_interface(attention, additive=additive))
         experts = ExpertsObserver(shadow, run)
@@ -66,10 +69,22 @@ def session(model: nn.Module, run: RunShape, budget: int | None = None) -> Itera
         undo.enter_context(routed_dispatch(model, shadow, run))
         draw_scores(model, shadow, run)
         undo.enter_context(text_only(model))
+        undo.enter_context(assumed_patches(model, shadow))
         undo.enter_context(stack.watching(model))
         undo.enter_context(FunctionObserver(attention, shadow))
         undo.enter_context(recorder)
         yield Session(recorder, shadow, attention, stack)
+
+
+@contextmanager
+def _without_distribution_checks() -> Iterator[None]:
+    """A torch distribution checks the values of its parameters, which meta tensors do not have."""
+    checked = Distribution._validate_args
+    Distribution.set_default_validate_args(False)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(checked)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

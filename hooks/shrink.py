@@ -77,14 +77,16 @@ def few_layers(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> 
 def build_on_meta(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> nn.Module:
     """The model in fp32 on the meta device."""
     with init_empty_weights(include_buffers=True), meta_device_safe_creation_ops():
-        return model_class._from_config(config, dtype=torch.float32).eval()
+        model: nn.Module = model_class._from_config(config, dtype=torch.float32).eval()
+    return model.to("meta")  # XLNet's torch.FloatTensor knows no device context
 
 
 def build_with_weights(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> nn.Module:
     """The model in fp32 with the random weights its class initialises, the same each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return model_class._from_config(config, dtype=torch.float32).eval()
+        model: nn.Module = model_class._from_config(config, dtype=torch.float32).eval()
+        return model
 
 
 class _Search:

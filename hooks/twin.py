@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from introspect.hooks.config_fields import differing
 from introspect.hooks.observe import observe
+from introspect.hooks.odd_models import own_cache
 from introspect.hooks.run import cache_of
 from introspect.hooks.session import EXPERTS_CHOICE
 from introspect.hooks.shrink import IDENTITY, TOKENS, build_on_meta, build_with_weights, shrink
@@ -144,12 +145,12 @@ def _output_error(model: nn.Module, heard: list[_Heard]) -> float | None:
     for module in model.modules():  # the eager experts: grouped_mm refuses rows that are no multiple of 16 bytes
         if hasattr(config := getattr(module, "config", None), EXPERTS_CHOICE):
             setattr(config, EXPERTS_CHOICE, "eager")
-    output, errors = None, []
+    name, cache, errors = "cache", own_cache(model), []
     with torch.no_grad():
         for call in heard:
-            name, cache = cache_of(output)
             inputs = call.inputs | ({name: cache} if call.inputs.get(name) is not None else {})
             output = model(**inputs)
+            name, cache = cache_of(output) if cache_of(output)[1] is not None else (name, cache)
             errors.append(_relative_error(call.logits, _logits(output)))
     return None if None in errors or not errors else max(error for error in errors if error is not None)
 

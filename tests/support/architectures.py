@@ -14,14 +14,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 REPAIRED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "repaired_configs.json").read_text()
 )
-"""Types whose default config cannot run: the reason, and the fewest fields that repair it."""
+"""Types whose default config cannot run: the reason, the fewest fields that repair it, or another class."""
 
 TYPES: tuple[str, ...] = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def architecture(model_type: str) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
     """The class transformers maps this type to, and the config object it is built from."""
-    model_class = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
-    config = CONFIG_MAPPING[model_type](**REPAIRED.get(model_type, {}).get("changes", {}))
+    repair = REPAIRED.get(model_type, {})
+    model_class = getattr(transformers, repair.get("class", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]))
+    config = CONFIG_MAPPING[model_type](**repair.get("changes", {}))
     parts = (config, config.get_text_config(decoder=True))
     return model_class, next((part for part in parts if isinstance(part, model_class.config_class)), config)
