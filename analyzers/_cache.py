@@ -108,7 +108,7 @@ class _Call:
     k_dim: int
     v_dim: int
     flops_per_key: int
-    selected: int | None
+    keys: int  # that one new token attends
 
 
 class _Readers:
@@ -149,7 +149,7 @@ class _Readers:
             k_dim=k_dim,
             v_dim=v_dim,
             flops_per_key=per_key,
-            selected=None if pairs >= attention.visible_pairs else pairs // graph.trace.run.batch,
+            keys=pairs // graph.trace.run.batch,
         )
 
     def _sources(self, i: int, key: int) -> set[int]:
@@ -214,8 +214,13 @@ def _read_by(part: Part, call: _Call, keys: CacheTensor) -> Part:
         k_dim=call.k_dim,
         v_dim=call.v_dim,
         flops_per_key=call.flops_per_key,
-        selected=call.selected,
+        selected=call.keys if part.window is None and call.keys <= _rows_before(keys) else None,
     )
+
+
+def _rows_before(keys: CacheTensor) -> int:
+    """Rows of a cached tensor when the step began."""
+    return 0 if keys.shape_before is None or len(keys.shape_before) < 2 else keys.shape_before[-2]
 
 
 def _attention_kind(part: Part, call: _Call, kv_heads: int) -> str:

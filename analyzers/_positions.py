@@ -41,11 +41,13 @@ class Positions:
             self._of_call(i, everywhere) for i, op in enumerate(self.graph.ops) if op.attention is not None
         )
 
-    def rows(self) -> list[tuple[str, str]]:
-        """(kind, layers) of layers that are alike, in order of first appearance."""
+    def rows(self, recurrent: Iterable[Layer] = ()) -> list[tuple[str, str]]:
+        """(kind, layers) of layers that are alike, in order of first appearance; `recurrent` layers attend nothing."""
         found: defaultdict[str, list[Layer]] = defaultdict(list)
         for layer in self.layers:
             found[" + ".join(layer.kinds)].append(layer.layer)
+        for own in recurrent:
+            found["none"].append(own)
         return [(kind, layer_ranges(layers)) for kind, layers in found.items()]
 
     def layers_of(self, rope: Rope) -> str:

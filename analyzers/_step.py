@@ -10,7 +10,7 @@ from functools import cached_property
 
 from introspect.analyzers._cache import Part, cache_parts
 from introspect.analyzers._engine import engine_products
-from introspect.analyzers._folding import layer_ranges
+from introspect.analyzers._folding import Layer
 from introspect.analyzers._products import Product, products
 from introspect.analyzers._structure import Structure
 from introspect.analyzers._traffic import CacheTraffic, WeightReads, cache_traffic, weight_reads
@@ -66,10 +66,10 @@ class Step:
             if tensor.shape_before == tensor.shape_after and tensor.window is None and tensor.storage not in attended
         )
 
-    def layers_without_attention(self) -> str:
-        """Layers that keep a state and attend nothing, as ranges; "" when there is none."""
+    def layers_without_attention(self) -> list[Layer]:
+        """Layers that keep a state and attend nothing (decode traces)."""
         attending = {part.layer for part in self.parts if part.query_heads}
-        return layer_ranges(part.layer for part in self.parts if part.state_bytes and part.layer not in attending)
+        return [part.layer for part in self.parts if part.state_bytes and part.layer not in attending]
 
     @property
     def weight_bytes(self) -> int:

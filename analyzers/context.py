@@ -166,9 +166,8 @@ def _layer_bytes(prefill: Step, sram_bytes: int) -> dict[str, Value]:
 
 
 def _position_rows(step: Step, positions: Positions) -> tuple[dict[str, Value], ...]:
-    rows: list[dict[str, Value]] = [{"position": kind, "layers": layers} for kind, layers in positions.rows()]
-    recurrent = step.layers_without_attention()
-    return (*rows, {"position": "none", "layers": recurrent}) if recurrent else tuple(rows)
+    rows = positions.rows(step.layers_without_attention())
+    return tuple({"position": kind, "layers": layers} for kind, layers in rows)
 
 
 def _totals(step: Step) -> dict[str, Value]:
