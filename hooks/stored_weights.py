@@ -179,6 +179,9 @@ def _by_modules(
         tensors[owner].append(StoredTensor(_role(leaf), shape, dtype_name(dtype)))
     for parameter, stored in tensors.items():
         rule = by_rules.get(parameter)
+        if rule is not None:  # compressed-tensors packs zero points like weights, but not in its shortcut for meta
+            stored = [tensor for tensor in stored if tensor.role != "zero"]
+            stored += [tensor for tensor in rule.tensors if tensor.role == "zero"]
         yield StoredParameter(
             parameter=parameter, tensors=tuple(stored), compute=None if rule is None else rule.compute
         )
@@ -190,6 +193,6 @@ def _role(leaf: str) -> Role:
         return "zero"
     if "g_idx" in leaf:
         return "index"
-    if "scale" in leaf:
-        return "scale"
-    return "extra" if leaf.endswith("_shape") else "packed"
+    if leaf.endswith(("_shape", "_global_scale")) or leaf.startswith("input_"):
+        return "extra"
+    return "scale" if "scale" in leaf else "packed"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
 
 import bitsandbytes
 import pytest
 import torch
 from accelerate import init_empty_weights
+from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from support.tiny import build as tiny
 from transformers import BitsAndBytesConfig
 from transformers.integrations import replace_with_bnb_linear
@@ -151,10 +154,13 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
 def packed(settings, config=TINY):
-    return {
-        one.parameter: {(t.role, prod(t.shape), t.dtype) for t in one.tensors}
-        for one in stored_weights(source(config, settings)).parameters
-    }
+    """Bytes of each parameter's tensors, by role and dtype."""
+    found = {}
+    for one in stored_weights(source(config, settings)).parameters:
+        found[one.parameter] = Counter()
+        for tensor in one.tensors:
+            found[one.parameter][tensor.role, tensor.dtype] += tensor.bytes
+    return found
 
 
 def compressed(weights, layout, inputs=None):
@@ -178,9 +184,33 @@ TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True}
         FP8,
         compressed({**CHANNEL, "type": "float"}, "float-quantized", {**TOKEN, "type": "float"}),
         compressed({**CHANNEL, "type": "int"}, "int-quantized", {**TOKEN, "type": "int"}),
+        compressed(
+            {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+            "float-quantized",
+            {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": True},
+        ),
         compressed({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, "pack-quantized"),
+        compressed({"num_bits": 4, "type": "int", "group_size": 64, "actorder": "group"}, "pack-quantized"),
+        compressed(
+            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+            "nvfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "dynamic": "local"},
+        ),
+        compressed(
+            {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+            "mxfp4-pack-quantized",
+        ),
     ],
-    ids=["fp8", "c-t fp8", "c-t int8", "c-t int4"],
+    ids=[
+        "fp8",
+        "c-t fp8",
+        "c-t int8",
+        "c-t fp8 block",
+        "c-t int4",
+        "c-t int4 order",
+        "nvfp4",
+        "mxfp4",
+    ],
 )
 def test_settings_alone_give_the_tensors_of_the_quantisers_modules(settings, monkeypatch):
     by_modules = packed(settings)
@@ -191,6 +221,21 @@ def test_settings_alone_give_the_tensors_of_the_quantisers_modules(settings, mon
     assert by_settings == by_modules
 
 
+def test_zero_points_are_what_compressing_a_real_matrix_gives():
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
+    found = packed(compressed(weights, "pack-quantized"))["model.layers.0.self_attn.k_proj.weight"]
+    state = {
+        "weight": torch.zeros(128, 256, dtype=torch.bfloat16),
+        "weight_scale": torch.ones(128, 8, dtype=torch.bfloat16),
+        "weight_zero_point": torch.zeros(128, 8, dtype=torch.int8),
+    }
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
+    real = PackedQuantizationCompressor.compress(state, scheme)
+
+    assert found["zero", "int32"] == real["weight_zero_point"].numel() * 4
+    assert sum(found.values()) == sum(tensor.numel() * tensor.element_size() for tensor in real.values())
+
+
 def test_experts_are_quantised_one_by_one_under_their_checkpoints_names():
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
     settings = compressed(weights, "pack-quantized")
@@ -199,9 +244,9 @@ def test_experts_are_quantised_one_by_one_under_their_checkpoints_names():
 
     # three of four experts: up and gate [256, 256] each, two scales a row, an int64 shape of two numbers
     assert found["model.layers.0.mlp.experts.gate_up_proj"] == {
-        ("packed", 3 * 2 * 256 * 32, "int32"),
-        ("scale", 3 * 2 * 256 * 2, "bf16"),
-        ("extra", 3 * 2 * 2, "int64"),
+        ("packed", "int32"): 3 * 2 * 256 * 256 // 2,
+        ("scale", "bf16"): 3 * 2 * 256 * 2 * 2,
+        ("extra", "int64"): 3 * 2 * 2 * 8,
     }
     assert not any("self_attn" in path for path in found)
 
