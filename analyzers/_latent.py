@@ -50,7 +50,7 @@ def latent_attention(structure: Structure) -> list[LatentAttention]:
 
 def _latent(structure: Structure, i: int, call: AttentionCall) -> LatentAttention | None:
     graph = structure.graph
-    common = _nearest_cores(structure, i, call.k) & _nearest_cores(structure, i, call.v)
+    common = nearest_cores(structure, i, call.k) & nearest_cores(structure, i, call.v)
     for j in sorted(common):
         if j not in structure.matrices or not _reads_cache(structure, j):
             continue
@@ -70,7 +70,7 @@ def _latent(structure: Structure, i: int, call: AttentionCall) -> LatentAttentio
     return None
 
 
-def _nearest_cores(structure: Structure, i: int, tensor: int) -> set[int]:
+def nearest_cores(structure: Structure, i: int, tensor: int) -> set[int]:
     """Cores that an operand of op i comes from without another core in between."""
     graph = structure.graph
     start = graph.producer_of(i, tensor)

@@ -25,7 +25,7 @@ from transformers.distributed.expert_parallel import apply_expert_parallelism
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.initialization import no_tie_weights
 
-from introspect.errors import ShardingError
+from introspect.errors import ModelRunError, ShardingError
 from introspect.hooks.build import build
 from introspect.hooks.observe import observe
 from introspect.records import RunShape, Trace
@@ -46,8 +46,9 @@ def observe_sharded(model: Source | nn.Module, run: RunShape, rank: int = 0) -> 
             built.module.tie_weights(recompute_mapping=False)
         try:
             trace = observe(built.module, built.identity, run, built.inputs, built.assumptions)
-        except (RuntimeError, ValueError, NotImplementedError) as error:
-            raise ShardingError(_degrees(run), _first_line(error), "degrees the model's own code can run") from error
+        except ModelRunError as error:
+            problem = f"{error.problem} at {error.where}"
+            raise ShardingError(_degrees(run), problem, "degrees the model's own code can run") from error
     assumptions = ("every rank's tokens spread over the experts alike",) if run.ep > 1 else ()
     identity = replace(trace.model, notes=(*trace.model.notes, *notes))
     return replace(trace, model=identity, assumptions=(*trace.assumptions, *assumptions))
