@@ -169,7 +169,7 @@ def _purpose(tensor: CacheTensor, context: int, windowed: bool) -> str:
     """What a tensor is kept for. One that holds fewer rows than tokens and is no plain window is a compressed copy."""
     if tensor.name.startswith("cross."):
         return "cross"
-    if tensor.name.startswith("indexer"):
+    if is_index(tensor):
         return "index"
     shape = tensor.shape_before or ()
     grows = tensor.shape_before != tensor.shape_after
@@ -177,6 +177,11 @@ def _purpose(tensor: CacheTensor, context: int, windowed: bool) -> str:
         return "tokens"
     kept_for_a_state = tensor.name.startswith(("conv", "recurrent", "ssm"))
     return "compressed" if (grows or windowed) and not kept_for_a_state else "state"
+
+
+def is_index(tensor: CacheTensor) -> bool:
+    """Whether transformers' cache layer keeps it for a sparse attention's indexer."""
+    return tensor.name.startswith("indexer")
 
 
 def _held(purpose: str, layer: Layer, tensors: list[CacheTensor], batch: int, context: int) -> Part:

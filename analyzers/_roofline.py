@@ -3,7 +3,8 @@
     seconds >= max(flops / (peak x mfu), bytes / (bandwidth x mbu))
 
 (the roofline model, Williams, Waterman and Patterson 2009). Work is what a serving engine runs (_engine.py). A product
-moves its weights or cached keys and values, its input and its result, once each; a state is read and written.
+moves its weights or cached keys and values, its input and its result, once each; a state is read and written. What
+passes between the products of fused attention, of a scan or of linear attention is not moved.
 """
 
 from __future__ import annotations
@@ -117,51 +118,90 @@ class Work:
 
 
 def step_work(step: Step, products: Iterable[Product] | None = None) -> tuple[Work, ...]:
-    """All work of a step: one entry an op, products of one attention call together, then the states of the cache.
+    """All work of a step: one entry an op, products of one attention call together, then what no product reads.
 
     `products` replace the engine's own (what-ifs).
     """
-    by_op: defaultdict[tuple[int, int], list[Product]] = defaultdict(list)
-    for index, product in enumerate(step.engine if products is None else products):
-        by_op[product.op, 0 if product.op >= 0 else index].append(product)
-    return (*(_work(found) for found in by_op.values()), *_states(step))
+    own = [_work(found) for found in _by_op(step.engine)]
+    shown = own if products is None else [_work(found) for found in _by_op(products)]
+    return (*shown, *_parameters(step, own), *_held(step))
+
+
+def _by_op(products: Iterable[Product]) -> Iterable[list[Product]]:
+    found: defaultdict[tuple[int, int], list[Product]] = defaultdict(list)
+    for index, product in enumerate(products):
+        found[product.op, 0 if product.op >= 0 else index].append(product)
+    return found.values()
 
 
 def _work(found: list[Product]) -> Work:
+    """The products of one op. Scores and probabilities of attention, and whatever passes between the products of a scan
+    or of linear attention, stay on the chip."""
     first, times = found[0], found[0].times
-    weighted = bool(first.weights)
+    attention = first.attention is not None or first.kind in ("attention_qk", "attention_pv")
     operands = sum(product.rhs_bytes for product in found) * times
-    everything = sum(product.bytes for product in found) * times
-    call = first.experts if weighted and first.kind == "grouped" else None
+    call = first.experts if first.weights and first.kind == "grouped" else None
     every_expert = operands / first.batch * call.experts if call is not None and first.batch else 0.0
-    weights: float = operands if weighted else 0
+    weights: float = operands if first.weights else 0
     if call is not None and call.top_k:
         weights = every_expert * expected_experts(call.experts, call.top_k, call.tokens) / call.experts
     return Work(
         module=first.module,
-        kind="attention" if first.attention is not None else first.kind,
+        kind="attention" if attention else first.kind,
         dtype=first.dtype,
         times=times,
         flops=sum(product.flops for product in found) * times,
         weight_bytes=weights,
-        cache_bytes=operands if first.attention is not None else 0,
-        activation_bytes=everything - operands if weighted or first.attention is not None else everything,
+        cache_bytes=operands if attention else 0,
+        activation_bytes=sum(_activations(product, attention) for product in found) * times,
         experts=call,
         expert_bytes=every_expert,
         weights=tuple(path.partition(" ")[0] for product in found for path, _ in product.weights),  # "(keys)" of a half
     )
 
 
-def _states(step: Step) -> Iterator[Work]:
-    for tensor in step.states:
+def _activations(product: Product, attention: bool) -> int:
+    """Bytes of input and result that are moved."""
+    if attention:  # queries in, results out
+        return product.lhs_bytes if product.kind == "attention_qk" else product.out_bytes
+    return product.lhs_bytes + product.out_bytes if product.weights else 0
+
+
+def _parameters(step: Step, works: Iterable[Work]) -> Iterator[Work]:
+    """What the step reads of parameters that no product does: norms and decays as weights, looked-up rows as inputs."""
+    graph = step.structure.graph
+    multiplied = {path for work in works for path in work.weights}
+    rows = sum(
+        times * graph.tensors[op.outputs[0]].bytes
+        for op, times in zip(graph.ops, graph.times, strict=True)
+        if op.kind in ("lookup", "gather")
+        and any(graph.tensors[t].role == "weight" and graph.tensors[t].parameter not in multiplied for t in op.inputs)
+    )
+    beside = step.weight_reads.expected - sum(work.weight_bytes for work in works)
+    if beside > 0:
         yield Work(
-            module=f"cache.{tensor.layer}.{tensor.name}",
-            kind="state",
-            dtype=tensor.dtype,
+            module="parameters outside products",
+            kind="parameters",
+            dtype=step.trace.run.dtype or "bf16",
             times=1,
             flops=0,
-            cache_bytes=tensor.bytes_before + tensor.bytes_after,
+            weight_bytes=max(0.0, beside - rows),
+            activation_bytes=round(min(rows, beside)),
         )
+
+
+def _held(step: Step) -> Iterator[Work]:
+    """Cache tensors that no attention reads as keys: states, read and written, and the keys of an indexer, read."""
+    for kind, tensors in (("state", step.states), ("index", step.index_keys)):
+        for tensor in tensors:
+            yield Work(
+                module=f"cache.{tensor.layer}.{tensor.name}",
+                kind=kind,
+                dtype=tensor.dtype,
+                times=1,
+                flops=0,
+                cache_bytes=tensor.bytes_before + (tensor.bytes_after if kind == "state" else 0),
+            )
 
 
 def total_seconds(works: Iterable[Work], machine: Machine) -> float | None:
@@ -182,8 +222,8 @@ def compulsory_bytes(step: Step, weights: int) -> int:
     Activations may stay on the chip; a key that the step itself made need not be read back.
     """
     attended = sum(work.cache_bytes for work in step_work(step) if work.kind == "attention")
-    states = sum(tensor.bytes_before for tensor in step.states)
-    return weights + min(attended, step.cache_traffic.read - states) + states + step.cache_traffic.written
+    beside = sum(tensor.bytes_before for tensor in (*step.states, *step.index_keys))
+    return weights + min(attended, step.cache_traffic.read - beside) + beside + step.cache_traffic.written
 
 
 def smallest(holds: Callable[[int], bool]) -> int | None:

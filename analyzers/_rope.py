@@ -77,7 +77,7 @@ def _turns(rope: Rope, frequency: float) -> float | None:
 
 
 def incomplete_pairs(rope: Rope) -> int | None:
-    """Pairs that never complete a turn inside the training length; None where that length is unknown."""
+    """Rotated pairs that never complete a turn inside the training length; None where that length is unknown."""
     if rope.training_length is None:
         return None
-    return sum(rope.training_length * frequency < 2 * math.pi for frequency in rope.inv_freq)
+    return sum(0 < rope.training_length * frequency < 2 * math.pi for frequency in rope.inv_freq)

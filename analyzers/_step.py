@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from introspect.analyzers._cache import Part, cache_parts
+from introspect.analyzers._cache import Part, cache_parts, is_index
 from introspect.analyzers._engine import engine_products
 from introspect.analyzers._folding import Layer
 from introspect.analyzers._products import Product, products
@@ -65,6 +65,11 @@ class Step:
             for tensor in self.trace.cache
             if tensor.shape_before == tensor.shape_after and tensor.window is None and tensor.storage not in attended
         )
+
+    @cached_property
+    def index_keys(self) -> tuple[CacheTensor, ...]:
+        """Keys that a sparse attention's indexer scores, held beside the cache."""
+        return tuple(tensor for tensor in self.trace.cache if is_index(tensor))
 
     def layers_without_attention(self) -> list[Layer]:
         """Layers that keep a state and attend nothing (decode traces)."""

@@ -171,10 +171,10 @@ class _Crossover:
 
     def __init__(self, step: Step, works: tuple[Work, ...], machine: Machine) -> None:
         self.step, self.machine = step, machine
-        self.weighted = [work for work in works if work.weight_bytes]
+        self.weighted = [work for work in works if work.weights]
         self.sequences = step.trace.run.batch
         self.weight_compute = self._each(self.weighted)
-        self.own_compute = self._each([work for work in works if not work.weight_bytes])
+        self.own_compute = self._each([work for work in works if not work.weights])
 
     def _each(self, works: list[Work]) -> float:
         seconds = compute_seconds(works, self.machine)

@@ -130,8 +130,8 @@ def test_a_pair_that_is_not_rotated_has_no_wavelength():
         dim=4,
         training_length=100,
         attention_factor=1.0,
-        inv_freq=(1.0, 0.0),
-        unscaled_inv_freq=(1.0, 0.01),
+        inv_freq=(1.0, 0.01, 0.0),
+        unscaled_inv_freq=(1.0, 0.01, 0.0001),
     )
     assert wavelength(0.0) is None
-    assert incomplete_pairs(rope) == 1
+    assert incomplete_pairs(rope) == 1  # 100 x 0.01 is less than a turn; the last pair does not turn at all

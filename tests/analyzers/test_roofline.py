@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tiny import build, record
 from support.traces import HIDDEN, VOCABULARY, latent_model, llama, moe_ffn
 
 import introspect
@@ -39,6 +41,24 @@ def slow(tmp_path):
 
 def decode(**run):
     return llama(**{"phase": "decode", "seq": 1, "context": 10, **run})
+
+
+def test_parameters_outside_products_are_read_too():
+    step = Step(decode())
+    (beside,) = (work for work in step_work(step) if work.kind == "parameters")
+    assert beside.weight_bytes == 2 * 5 * HIDDEN  # five norms in bf16
+    assert beside.activation_bytes == 2 * HIDDEN  # one row of the embedding
+    assert sum(work.weight_bytes for work in step_work(step)) + 2 * HIDDEN == step.weight_reads.expected
+
+
+@pytest.mark.parametrize("run", [{"phase": "prefill", "seq": 64}, {"phase": "decode", "context": 64}])
+def test_what_a_scan_passes_on_stays_on_the_chip(run):
+    trace = record(build("Mamba", dtype=torch.bfloat16), **run)
+    scans = [work for work in step_work(Step(trace)) if work.flops and not work.weights]
+    assert scans
+    assert all(work.bytes == 0 for work in scans)
+    row = gpu_row(trace)
+    assert row["seconds_floor"] <= row["seconds"]
 
 
 def test_one_product_by_hand(slow):
@@ -88,8 +108,9 @@ def test_a_larger_batch_scales_everything_but_the_weights():
     one, many = (step_work(Step(decode(batch=batch))) for batch in (1, 7))
     for single, several in zip(one, many, strict=True):
         assert several.flops == 7 * single.flops
-        assert several.weight_bytes == single.weight_bytes
         assert several.cache_bytes == 7 * single.cache_bytes
+        assert several.activation_bytes == 7 * single.activation_bytes
+        assert several.weight_bytes == single.weight_bytes
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 50])
@@ -124,7 +145,7 @@ def test_llama_3_8b_decode_turns_compute_bound():
 def test_the_crossover_is_where_the_two_times_meet(slow):
     step = Step(decode())
     row = gpu_row(step.trace, **slow)
-    weights = sum(work.weight_bytes for work in step_work(step))
+    weights = sum(work.weight_bytes for work in step_work(step) if work.flops)
     flops = step.weight_flops()
     below, at = row["crossover_batch"] - 1, row["crossover_batch"]
     assert below * flops / 1e12 < weights / 1e10 <= at * flops / 1e12
