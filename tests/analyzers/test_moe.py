@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.tiny import LLAMA
+
+import introspect
+from introspect.analyzers._moe_traffic import Dispatch
+from introspect.errors import OptionError
+
+TINY = {
+    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "torch_dtype": "bfloat16", **LLAMA,
+    "num_local_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return str(path)
+
+
+def test_three_counts_of_parameters(tiny):
+    totals = introspect.analyze("moe", tiny, phase="decode", batch=3, context=4).totals
+
+    routed = 2 * 8 * 3 * 64 * 160  # layers x experts x matrices
+    rest = totals["total"] - routed
+    assert totals["routed_experts"] == routed
+    assert totals["active"] == rest + routed // 4
+    distinct = 8 * (1 - (6 / 8) ** 3)
+    assert totals["expected_experts"] == pytest.approx(distinct)
+    # the embedding is looked up: three rows of 64 instead of 512
+    assert totals["expected_read_params"] == round(rest - (512 - 3) * 64 + routed * distinct / 8)
+
+
+def test_balanced_routing_has_no_imbalance_and_drops_nothing(tiny):
+    totals = introspect.analyze("moe", tiny, seq=64, ep=4, capacity_factor=1.0).totals
+
+    assert (totals["imbalance"], totals["rank_imbalance"], totals["dropped_share"]) == (1, 1, 0)
+    assert totals["capacity_rows"] == 64 * 2 / 8
+    assert totals["slowest_rank_rows"] == 64 * 2 / 4
+
+
+def test_skewed_routing_overloads_experts_and_drops_what_is_over_capacity(tiny):
+    totals = introspect.analyze("moe", tiny, seq=256, routing="zipf", ep=4, capacity_factor=1.25).totals
+
+    assert totals["imbalance"] > totals["rank_imbalance"] > 1.2
+    assert 0 < totals["dropped_share"] < 1 - 1 / totals["imbalance"]
+
+
+def test_rows_are_the_mean_over_all_experts(tiny):
+    rows = introspect.analyze("moe", tiny, seq=64).tables["experts"].rows
+
+    routed = {row["module"]: row for row in rows if row["kind"] == "routed"}
+    assert {row["rows_per_expert"] for row in routed.values()} == {64 * 2 / 8}
+    assert {row["count"] for row in routed.values()} == {2}
+    assert [row["kind"] for row in rows if row["n"] == 8] == ["router"]
+
+
+def test_the_exchange_is_executed_over_a_fake_group(tiny):
+    rows = introspect.analyze("moe", tiny, phase="decode", batch=16, context=4, ep=4).tables["collectives"].rows
+
+    assert {row["kind"] for row in rows} == {"all_to_all"}
+    # 2 layers: rows there and back, 16 tokens x top-2 x 64 wide x 2 B; the counts of 8 experts in int64
+    assert {row["payload_bytes"]: row["count"] for row in rows} == {16 * 2 * 64 * 2: 4, 8 * 8: 2}
+
+
+def test_a_dense_model_and_a_degree_that_does_not_divide_are_refused(tiny, tmp_path):
+    with pytest.raises(OptionError, match=r"--ep: got 3, expected a divisor of the 8 experts: 1, 2, 4, 8"):
+        introspect.analyze("moe", tiny, seq=8, ep=3)
+    dense = tmp_path / "dense.json"
+    dense.write_text(json.dumps({"model_type": "llama", **LLAMA}))
+    with pytest.raises(OptionError, match="a model with routed experts"):
+        introspect.analyze("moe", str(dense), seq=8)
+
+
+def test_bytes_of_an_exchange_are_the_published_sums():
+    # DeepSeek-V3, 32 tokens: 32 x 8 rows of 7168, fp8 out and bf16 back; one bf16 hidden state a token for TP
+    sent = Dispatch(
+        tokens=32, top_k=8, width=7168, dispatch_dtype="fp8", combine_dtype="bf16", stream_dtype="bf16"
+    )  # fmt: skip
+
+    assert (sent.dispatch_bytes, sent.combine_bytes, sent.tp_allreduce_bytes) == (1_835_008, 3_670_016, 458_752)
+    assert sent.scale_bytes == 32 * 8 * 56 * 4
+    degree = sent.wins_from_degree()
+    assert sent.sent_by_rank(degree) < sent.tp_sent_by_rank(degree)
+    assert sent.sent_by_rank(degree - 1) >= sent.tp_sent_by_rank(degree - 1)
+
+
+def test_rows_cross_between_nodes_once_for_each_node_and_the_limit_holds():
+    sent = Dispatch(tokens=10, top_k=8, width=4, dispatch_dtype="bf16", combine_dtype="bf16", stream_dtype="bf16")
+
+    assert sent.between_nodes(1, None) == 0
+    assert sent.nodes_met(8, None) == pytest.approx(8 * (1 - (7 / 8) ** 8))
+    assert sent.nodes_met(8, 4) == 4
+    assert sent.between_nodes(8, 4) == round(10 * 4 * 7 / 8 * 4 * 2 * 2)
