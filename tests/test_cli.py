@@ -86,7 +86,7 @@ def test_nothing_is_written_when_something_is_wrong(call, saved, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["dmo", "x"], "unknown command dmo; did you mean demo?"),
+        (["demoo", "x"], "unknown command demoo; did you mean demo?"),
         (["--phase"], "expected a command first, found --phase; see `introspect --help`"),
         (["demo"], "the following arguments are required: MODEL; see `introspect demo --help`"),
         (["demo", "MODEL", "--bach", "8"], "unknown option of `introspect demo` --bach; did you mean --batch?"),
