@@ -31,7 +31,7 @@ _ALGORITHM: dict[str, tuple[str, int]] = {  # name, and how often each rank's sh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One collective of one rank's step; it runs `times` times, after the product of `module` (or several, " + " between).
+    """One collective of one rank's step; it runs `times` times, after the product of `module` (several: " + " between).
 
     `tokens`: it sums or puts together the residual stream of all tokens, which sequence parallelism keeps scattered.
     `needed_bytes`: the payload of an engine where the model's code moves more (logits of all positions).

@@ -105,7 +105,7 @@ def part_of_experts(product: Product, cut: Cut, copies: int) -> Product:
     """One rank's product over the experts it holds. `copies`: batches of as many tokens that reach them."""
     call = product.experts
     assert call is not None
-    rows = tuple(count * copies for count in call.rows[: cut.part])
+    rows = _rows_of_all(call.rows, copies)[: cut.part]
     busy, total, before = sum(1 for count in rows if count), sum(rows), sum(call.rows)
     part = resized(product, batch=busy, m=-(-total // busy) if busy else 0, k=product.k, n=product.n)
     lhs, out = (value * total // before if before else 0 for value in (product.lhs_bytes, product.out_bytes))
@@ -119,6 +119,14 @@ def part_of_experts(product: Product, cut: Cut, copies: int) -> Product:
         weights=tuple((path, size * cut.part // cut.whole) for path, size in product.weights),
         experts=ExpertCall(experts=cut.part, top_k=0, tokens=call.tokens * copies, rows=rows),
     )
+
+
+def _rows_of_all(rows: tuple[int, ...], copies: int) -> tuple[int, ...]:
+    """Rows of each expert with the tokens of all batches: an even spread stays even, any other is repeated."""
+    if max(rows) - min(rows) > 1:
+        return tuple(count * copies for count in rows)
+    share, extra = divmod(sum(rows) * copies, len(rows))
+    return tuple(share + (expert < extra) for expert in range(len(rows)))
 
 
 def part_of_attention(product: Product, query_heads: int, kv_heads: int) -> Product:

@@ -81,7 +81,7 @@ class Megatron:
         return product.module in self._cut_modules
 
     def cache_share(self, tensor: CacheTensor) -> Fraction:
-        """The part of a cached tensor that a rank holds: its KV heads (at least one), or a state's heads or channels."""
+        """The part of a cached tensor that a rank holds: its KV heads (at least one), a state's heads or channels."""
         if tensor.storage is None or self.placement.states.get(tensor.storage) != "cut":
             return Fraction(1)
         heads, tp = (tensor.shape_after or (1, 1))[1], self.degrees.tp

@@ -189,7 +189,7 @@ class Placement:
         return None
 
     def _adds_rows(self, i: int) -> bool:
-        """Whether op i adds up rows (of a token's experts); a reduction to one number a row is a norm's, of whole rows."""
+        """Whether op i adds up rows (of a token's experts); one number a row is a norm's, which needs it whole."""
         op = self.graph.ops[i]
         width, kept = (self.graph.tensors[t].shape[-1:] for t in (op.inputs[0], op.outputs[0]))
         return base_name(op) in _TOTALS and width == kept

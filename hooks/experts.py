@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers.integrations.moe import ExpertsInterface
 
-from introspect.hooks.routing import expert_choice, rows_per_expert
+from introspect.hooks.routing import Dispatch, rows_per_expert
 from introspect.hooks.shadow import Shadow
 from introspect.records import RunShape
 
@@ -170,27 +171,30 @@ def grouped_linear(
 
 @contextmanager
 def routed_dispatch(model: nn.Module, shadow: Shadow, run: RunShape) -> Iterator[None]:
-    """Under expert parallelism the dispatch reads the router's choice before any expert runs: give it the policy's.
-
-    Every rank is taken to route alike. Only modules whose experts are split over ranks are wrapped; undone on exit.
+    """Under expert parallelism the dispatch reads the router's choice before any expert runs, and how many rows the
+    other ranks send: give it the policy's. Only modules whose experts are split over ranks are wrapped; undone on exit.
     """
     wrapped = [m for m in model.modules() if getattr(m, "_is_expert_parallel", False) and "forward" in vars(m)]
     originals = [m.forward for m in wrapped]
     for layer, (module, forward) in enumerate(zip(wrapped, originals, strict=True)):
-        local: Any = module.num_experts
-        module.forward = _with_choice(forward, shadow, run, local * run.ep, run.seed + layer)
+        dispatch = Dispatch(policy=run.routing, experts=module.num_experts * run.ep, tp=run.tp, ep=run.ep)
+        module.forward = _with_choice(forward, shadow, dispatch, run.seed + layer)
     try:
         yield
     finally:
+        shadow.received = None
         for module, forward in zip(wrapped, originals, strict=True):
             module.forward = forward
 
 
-def _with_choice(forward: Any, shadow: Shadow, run: RunShape, experts: int, seed: int) -> Any:
+def _with_choice(forward: Any, shadow: Shadow, dispatch: Dispatch, seed: int) -> Any:
     def routed(hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
         tokens, top_k = top_k_index.shape
+        rank = dist.get_rank()
         if not shadow.knows(top_k_index):
-            shadow.give_later(top_k_index, lambda: expert_choice(run.routing, tokens, top_k, experts, seed))
+            group = rank // dispatch.tp
+            shadow.give_later(top_k_index, lambda: dispatch.choice(tokens, top_k, group, seed))
+        shadow.received = lambda: dispatch.received(shadow.value(top_k_index), tokens, top_k, rank)
         return forward(hidden_states, top_k_index, top_k_weights)
 
     return routed

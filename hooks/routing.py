@@ -7,6 +7,7 @@ zipf: likewise with probability proportional to 1/rank, the skew that trained ro
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -27,12 +28,38 @@ def rows_per_expert(policy: str, tokens: int, top_k: int, experts: int, seed: in
         return [int(count) for count in counts]
 
 
-def expert_choice(policy: str, tokens: int, top_k: int, experts: int, seed: int) -> torch.Tensor:
-    """The experts each token goes to, [tokens, top_k]; counted per expert they are `rows_per_expert`."""
-    with _disable_current_modes():
-        if policy == "balanced":
-            return (torch.arange(tokens * top_k) % experts).view(tokens, top_k)
-        return torch.cat(list(_draws(policy, tokens, top_k, experts, seed)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """How tokens of all ranks choose among `experts` that lie in equal parts on `ep` ranks.
+
+    `tp` neighbours share a batch and keep a slice of its tokens each; every such group has a batch of its own. Balanced
+    choices go on from group to group; under a random policy every group's tokens choose as this one's do.
+    """
+
+    policy: str
+    experts: int
+    tp: int
+    ep: int
+
+    def choice(self, tokens: int, top_k: int, group: int, seed: int) -> torch.Tensor:
+        """The experts each token of a group goes to, [tokens, top_k]."""
+        with _disable_current_modes():
+            if self.policy == "balanced":
+                pairs = tokens * top_k
+                return ((torch.arange(pairs) + group * pairs) % self.experts).view(tokens, top_k)
+            return torch.cat(list(_draws(self.policy, tokens, top_k, self.experts, seed)))
+
+    def received(self, own: torch.Tensor | None, tokens: int, top_k: int, rank: int) -> torch.Tensor:
+        """Rows that each rank sends for each of `rank`'s experts, [ep, experts / ep]. `own`: this group's choice."""
+        local = self.experts // self.ep
+        counts = []
+        for group in range(self.ep // self.tp):
+            chosen = own if self.policy != "balanced" or own is None else self.choice(tokens, top_k, group, 0)
+            assert chosen is not None
+            slices = chosen.split(-(-tokens // self.tp))
+            parts = [part.reshape(-1) for part in slices] + [chosen.new_empty(0)] * (self.tp - len(slices))
+            counts += [torch.bincount(part, minlength=self.experts) for part in parts]
+        return torch.stack(counts)[:, rank % self.ep * local :][:, :local]
 
 
 def _draws(policy: str, tokens: int, top_k: int, experts: int, seed: int) -> Iterator[torch.Tensor]:

@@ -38,12 +38,6 @@ ASKING = {
     aten.repeat_interleave.Tensor: "torch.repeat_interleave",
 }
 
-
-def _exchanged(received: torch.Tensor, sent: torch.Tensor, group: Any, *_: Any) -> None:
-    """An all-to-all of counts when every rank routes alike: each sends this rank what this rank sends to itself."""
-    received.copy_(sent[torch.distributed.ProcessGroup.unbox(group).rank()].expand_as(received))
-
-
 # Ops whose result a matrix may give values to, and the cast of such a matrix.
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.linear.default, aten._to_copy.default}
 Draw = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -51,8 +45,8 @@ Draw = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 # Values of one product beyond which they are not drawn: 32 Ki tokens over 256 experts take a second a layer.
 MOST_DRAWN = 1 << 23
 
-# Ops that no value can be computed with on one rank, and what stands for them.
-SUBSTITUTES = {torch.ops.c10d.alltoall_base_.default: _exchanged}
+# An exchange of counts between ranks: what arrives follows from no value of this rank.
+EXCHANGE = torch.ops.c10d.alltoall_base_.default
 
 # Frames of these folders relay a question; the line that asked lies outside them.
 RELAYS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.abspath(__file__)), os.path.dirname(__file__), "<")
@@ -81,10 +75,12 @@ class Source:
 
 @dataclass(slots=True)
 class Shadow:
-    """Recipes by storage address, and the decisions that were taken. `module_path` tells who is running."""
+    """Recipes by storage address, and the decisions that were taken. `module_path` tells who is running, `received`
+    what the next exchange of counts brings from the other ranks."""
 
     decisions: list[Decision] = field(default_factory=list)
     module_path: Any = None
+    received: Callable[[], torch.Tensor] | None = None
     _recipes: dict[int, Recipe] = field(default_factory=dict)
     _products: dict[int, Draw] = field(default_factory=dict)  # storage of a matrix, as it is or cast -> its products
     _kept: list[Any] = field(default_factory=list)
@@ -148,8 +144,11 @@ class Shadow:
     def _follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         recipes = self._recipes
         outputs = [out] if isinstance(out, torch.Tensor) else out
-        if func in SUBSTITUTES:  # a collective returns a handle; what it writes is its first operand
-            outputs = [args[0]]
+        if func is EXCHANGE:
+            self._recipes.pop(args[0].untyped_storage()._cdata, None)
+            if self.received is not None:
+                self.give_later(args[0], self.received)
+            return
         if not isinstance(outputs, (list, tuple)):
             return
         known, written = True, set()
@@ -158,7 +157,7 @@ class Shadow:
             written.add(address)
             known = known and address in recipes
         known = known and torch.Tag.nondeterministic_seeded not in func.tags
-        mutates = func._schema.is_mutable or func in SUBSTITUTES
+        mutates = func._schema.is_mutable
         for position, tensor in enumerate(outputs):
             if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
                 continue
@@ -310,7 +309,7 @@ def _evaluate(source: Source) -> torch.Tensor:
 
 def _compute(recipe: Recipe) -> torch.Tensor:
     args, kwargs = _resolve(recipe.args), _resolve(recipe.kwargs)
-    func = SUBSTITUTES.get(recipe.func, recipe.func)
+    func = recipe.func
     if recipe.before is None:
         out = func(*args, **kwargs)
         result: torch.Tensor = out if recipe.output is None else out[recipe.output]

@@ -49,7 +49,8 @@ def observe_sharded(model: Source | nn.Module, run: RunShape, rank: int = 0) -> 
         except ModelRunError as error:
             problem = f"{error.problem} at {error.where}"
             raise ShardingError(_degrees(run), problem, "degrees the model's own code can run") from error
-    assumptions = ("every rank's tokens spread over the experts alike",) if run.ep > 1 else ()
+    alike = run.ep > run.tp and run.routing != "balanced"
+    assumptions = ("the tokens of every rank choose the same experts",) if alike else ()
     identity = replace(trace.model, notes=(*trace.model.notes, *notes))
     return replace(trace, model=identity, assumptions=(*trace.assumptions, *assumptions))
 
