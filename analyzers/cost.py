@@ -6,7 +6,8 @@ sequence at `--context`. `max_batch`: sequences of that context that fit beside 
 the bound of that batch, all GPUs together. `prefill_8k_seconds`: a prompt of 8192 tokens.
 `terms`: how each quantity grows, solved from traces at contexts 65536 and 131072 (beyond the windows of today's
 models), at one and two sequences, and from prompts of 8192, 16384 and 32768 tokens. FLOPs are a serving engine's.
-`decode_bytes` has one sequence's expected experts in `constant`; more sequences read more distinct ones.
+`decode_bytes` has one sequence's expected experts in `constant`; more sequences read more distinct ones. `wire_bytes`
+is what one of `--tp` ranks sends in a decode step.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from functools import cache
 
 from introspect.analyzers._components import Components
 from introspect.analyzers._labels import Labels
+from introspect.analyzers._megatron import Degrees
 from introspect.analyzers._quantised import natively
 from introspect.analyzers._roofline import Machine, Work, machines, step_work, total_seconds
+from introspect.analyzers._routes import find_routes
 from introspect.analyzers._step import Step
 from introspect.analyzers._terms import COLUMNS, Points, decode_terms, prefill_terms
 from introspect.native_record import NativeFormat
@@ -51,6 +54,7 @@ class Params(GpuParams):
 
     context: int = option(2048, "cached tokens per sequence in decode", short="c")
     dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
+    tp: int = option(1, "tensor-parallel ranks whose traffic wire_bytes shows, by Megatron's rules")
 
 
 def analyze(params: Params, traces: tuple[Traces, ...], natives: tuple[NativeFormat | None, ...]) -> tuple[Result, ...]:
@@ -168,14 +172,19 @@ class _Cost:
             step = self.prefill(length)
             return step.weight_flops() + step.attention_flops()
 
+        def sent(batch: int, context: int) -> int:
+            run = self.decode(batch, context).trace.run
+            rank = find_routes(self.traces, run, Degrees(tp=self.params.tp), "megatron").chosen
+            return sum(transfer.times * transfer.wire_bytes for transfer in rank.transfers)
+
         traffic = decode_terms(moved, points)
-        none = dict.fromkeys(list(COLUMNS)[2:], 0)
+        wire = decode_terms(sent if self.params.tp > 1 else lambda batch, context: 0, points)
         return (
             {"quantity": "memory_bytes", "unit": "B", **decode_terms(held, points)},
             {"quantity": "decode_flops", "unit": "FLOP", **decode_terms(flops, points)},
             {"quantity": "decode_bytes", "unit": "B", **traffic, "constant": round(weights)},
             {"quantity": "prefill_flops", "unit": "FLOP", **prefill_terms(prompt, PROMPTS)},
-            {"quantity": "wire_bytes", "unit": "B", **none},
+            {"quantity": "wire_bytes", "unit": "B", **wire},
         )
 
 

@@ -19,7 +19,9 @@ from introspect.analyzers._folding import layer_ranges
 from introspect.analyzers._kv_memory import KV_FORMATS, KvMemory, per_rank, with_format
 from introspect.analyzers._latent import latent_attention
 from introspect.analyzers._latent_costs import LatentCosts, latent_table
+from introspect.analyzers._megatron import Degrees
 from introspect.analyzers._roofline import Machine, machines, smallest
+from introspect.analyzers._routes import find_routes
 from introspect.analyzers._step import Step
 from introspect.params import GpuParams, Traces, option
 from introspect.records import RunShape
@@ -72,7 +74,7 @@ class Params(GpuParams):
     page_size: int = option(16, "tokens that an engine reserves at once")
     shared_prefix: int = option(0, "first tokens that all sequences share", at_least=0)
     sequences: int = option(1, "sequences whose longest common context is asked (max_context)")
-    tp: int = option(1, "tensor-parallel ranks: capacity is then of one of them")
+    tp: int = option(1, "tensor-parallel ranks: capacity is then of one of them, cut by Megatron's rules")
 
 
 def analyze(params: Params, traces: Traces) -> Result:
@@ -80,13 +82,14 @@ def analyze(params: Params, traces: Traces) -> Result:
     steps = {context: _step(params, traces, context) for context in params.context}
     step = steps[params.context[0]]
     parts = with_format(step.parts, params.kv_dtype)
+    weights = _weight_bytes(step, params, traces)
     latents = latent_attention(step.structure)
     tables = {
         "layers": Table(units=LAYER_UNITS, rows=_layer_rows(parts, params.context[0])),
         "capacity": Table(
             units=CAPACITY_UNITS,
             rows=tuple(
-                _capacity_row(steps[context], machine, context, params)
+                _capacity_row(steps[context], machine, context, params, weights)
                 for machine in machines(params)
                 for context in params.context
             ),
@@ -168,10 +171,16 @@ def _layer_rows(parts: tuple[Part, ...], context: int) -> tuple[dict[str, Value]
     )
 
 
-def _capacity_row(step: Step, machine: Machine, context: int, params: Params) -> dict[str, Value]:
+def _weight_bytes(step: Step, params: Params, traces: Traces) -> int:
+    """Bytes of all weights, or of one rank's. Raises ShardingError when heads do not divide."""
+    if params.tp == 1:
+        return step.weight_bytes
+    return find_routes(traces, step.trace.run, Degrees(tp=params.tp), "megatron").chosen.weight_bytes
+
+
+def _capacity_row(step: Step, machine: Machine, context: int, params: Params, weights: int) -> dict[str, Value]:
     parts = per_rank(with_format(step.parts, params.kv_dtype), params.tp)
     memory = KvMemory(parts=parts, page_size=params.page_size, shared_prefix=params.shared_prefix)
-    weights = -(-step.weight_bytes // params.tp)
     free = int(machine.memory_bytes) - weights
     room = max(0, free)
     alone, own = memory.bytes_at(context), memory.own_bytes_at(context)
@@ -196,7 +205,7 @@ def _assumptions(step: Step, params: Params) -> tuple[str, ...]:
     if params.kv_dtype is not None:
         found.append(f"cached keys and values in {params.kv_dtype}: {KV_FORMATS[params.kv_dtype].scales}")
     if params.tp > 1:
-        found.append(f"{params.tp} ranks: weights split evenly, cached heads split (at least one each), latents whole")
+        found.append(f"{params.tp} ranks by Megatron's rules: cached heads split (at least one each), latents whole")
     return (*dict.fromkeys(found), *step.trace.assumptions)
 
 

@@ -60,6 +60,15 @@ def test_terms_of_llama_3_8b(llama):
     assert prompt["per_sequence"] == 2 * 4096 * 128256  # the head on the last position
 
 
+def test_one_gpu_sends_nothing_and_ranks_what_shard_says(llama):
+    assert set(list(terms(llama, "wire_bytes").values())[2:]) == {0}
+    ranks = introspect.analyze("cost", MODELS[0], tp=4, offline=True)
+    shard = introspect.analyze(
+        "shard", MODELS[0], phase="decode", context=2048, tp=4, engine="megatron", offline=True
+    ).totals
+    assert terms(ranks, "wire_bytes")["per_sequence"] == shard["wire_bytes_per_step"]
+
+
 def test_terms_predict_a_step_that_was_not_measured(llama):
     row = terms(llama, "decode_flops")
     traced = introspect.analyze("trace", MODELS[0], phase="decode", batch=5, context=9000, offline=True)

@@ -12,7 +12,7 @@ from support.traces import HEADS, KV_HEADS, LATENT, WIDTH, latent_model, llama
 import introspect
 from introspect.analyzers._cache import Part
 from introspect.analyzers._kv_memory import KV_FORMATS, KvMemory, per_rank, with_format
-from introspect.errors import OptionError
+from introspect.errors import OptionError, ShardingError
 
 CONTEXT = 24
 SHARED = ["sliding_attention", "full_attention"]
@@ -236,6 +236,32 @@ def test_a_format_changes_only_what_is_cached_per_token(name):
     for before, after in zip(EVERY, with_format(EVERY, name), strict=True):
         assert after.state_bytes == before.state_bytes
         assert after.rows(100) == before.rows(100)
+
+
+def test_one_of_two_ranks_holds_half_of_the_heads():
+    model = build("Llama", dtype=torch.bfloat16)
+    whole, rank = (
+        introspect.analyze("kv", model, context=CONTEXT, tp=tp, no_cache=True).tables["capacity"].rows[0]
+        for tp in (1, 2)
+    )
+    assert 2 * rank["kv_bytes"] == whole["kv_bytes"]
+    norms = 5 * 64 * 2  # held whole by each
+    assert rank["weight_bytes"] == (whole["weight_bytes"] - norms) // 2 + norms
+    assert rank["free_bytes"] == 80 * 10**9 - rank["weight_bytes"]
+
+
+def test_more_ranks_than_heads_hold_one_each():
+    model = build("Llama", dtype=torch.bfloat16, num_key_value_heads=2)
+    two, four = (
+        introspect.analyze("kv", model, context=CONTEXT, tp=tp, no_cache=True).tables["capacity"].rows[0]
+        for tp in (2, 4)
+    )
+    assert four["kv_bytes"] == two["kv_bytes"]
+
+
+def test_heads_that_do_not_divide_are_refused():
+    with pytest.raises(ShardingError, match=r"cannot shard \(tp 3\).*expected --tp 2 or 4"):
+        introspect.analyze("kv", build("Llama"), context=CONTEXT, tp=3, no_cache=True)
 
 
 def test_a_stored_record_answers_for_its_own_context(tmp_path):
