@@ -101,21 +101,24 @@ def _weight_places(product: Product) -> tuple[int, ...]:
     return {"dx": (0, 2, 3), "dw": (0, 1, 3)}.get(product.direction, (0, 2, 3))
 
 
-def part_of_experts(product: Product, cut: Cut, copies: int) -> Product:
+def part_of_experts(product: Product, call: ExpertCall, cut: Cut, copies: int) -> Product:
     """One rank's product over the experts it holds. `copies`: batches of as many tokens that reach them."""
-    call = product.experts
-    assert call is not None
     rows = _rows_of_all(call.rows, copies)[: cut.part]
-    busy, total, before = sum(1 for count in rows if count), sum(rows), sum(call.rows)
-    part = resized(product, batch=busy, m=-(-total // busy) if busy else 0, k=product.k, n=product.n)
-    lhs, out = (value * total // before if before else 0 for value in (product.lhs_bytes, product.out_bytes))
-    flops = product.flops * total // before if before else 0
+    busy, total, before = sum(1 for count in rows if count), sum(rows), max(1, sum(call.rows))
+    mean = -(-total // busy) if busy else 0
+    summed = product.direction == "dw"  # a weight's gradient sums over the rows
+    m, k = (product.m, mean) if summed else (mean, product.k)
+    part = resized(product, batch=busy, m=m, k=k, n=product.n)
+    flops, lhs, rhs, out = (
+        value * total // before for value in (product.flops, product.lhs_bytes, product.rhs_bytes, product.out_bytes)
+    )
     return replace(
         part,
         flops=flops,
         masked_flops=flops,
         lhs_bytes=lhs,
-        out_bytes=out,
+        rhs_bytes=rhs if summed else part.rhs_bytes,
+        out_bytes=part.out_bytes if summed else out,
         weights=tuple((path, size * cut.part // cut.whole) for path, size in product.weights),
         experts=ExpertCall(experts=cut.part, top_k=0, tokens=call.tokens * copies, rows=rows),
     )

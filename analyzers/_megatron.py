@@ -27,7 +27,7 @@ from introspect.analyzers._placement import Placement, State, Weighing
 from introspect.analyzers._products import Product
 from introspect.analyzers._structure import Structure
 from introspect.graph import base_name
-from introspect.records import AttentionCall, CacheTensor, Gemm, Parameter, Tensor
+from introspect.records import AttentionCall, CacheTensor, ExpertCall, Gemm, Parameter, Tensor
 
 _CHOICES = frozenset({"topk", "argsort", "sort"})
 _COUNTS = frozenset({"arange", "cumsum"})
@@ -50,6 +50,7 @@ class Megatron:
     def __init__(self, structure: Structure, executed: Iterable[Product], degrees: Degrees) -> None:
         self.structure, self.graph, self.degrees = structure, structure.graph, degrees
         self.cuts: dict[str, WeightCut] = {}
+        self.expert_calls: dict[str, ExpertCall] = {}  # by module, and by what a product of it is named after
         self.limits: set[Limit] = set()
         self.remarks: defaultdict[str, set[str]] = defaultdict(set)
         self._counts = {p.path: p.count for p in self.graph.trace.parameters}
@@ -59,6 +60,11 @@ class Megatron:
         for i in self.placement.cut_ops:
             if (call := self.graph.ops[i].attention) is not None:
                 self._cut_attention(i, call)
+        self._gradients = {  # a gradient is as wide as the product's columns, and as its rows
+            (self.graph.ops[i].module, gemm.n, gemm.k): self._cut_of(i)
+            for i in structure.matrices
+            for gemm in self.graph.ops[i].gemms
+        }
         self._cut_modules = {self.graph.ops[i].module for i in self.placement.cut_ops}
 
     # --- what a rank is made of -------------------------------------------------------------------------------------
@@ -73,6 +79,12 @@ class Megatron:
         if call.query_heads not in self._cut_heads:
             return call.query_heads, call.kv_heads
         return max(1, call.query_heads // self.degrees.tp), max(1, call.kv_heads // self.degrees.tp)
+
+    def cut_of(self, product: Product) -> WeightCut | None:
+        """How the weight of a product (or the one whose gradient it makes) is cut; None where it is whole."""
+        if product.weights:
+            return self.cuts.get(product.weights[0][0].split(" (")[0])  # an engine names halves of one weight
+        return self._gradients.get((product.module, product.m, product.n)) if product.direction == "dw" else None
 
     def cuts_activations(self, product: Product) -> bool:
         """Whether a product of two activations (in the backward: of its module) is cut."""
@@ -150,6 +162,8 @@ class Megatron:
         call, tp, ep = self.graph.ops[i].experts, self.degrees.tp, self.degrees.ep
         if ep > 1 and call is not None:
             self._limit("experts", i, call.experts, degree="ep")
+            names = (path.removesuffix(".weight") for path in self.structure.matrices[i])
+            self.expert_calls |= dict.fromkeys((self.graph.ops[i].module, *names), call)
             self._cut(i, WeightCut(groups=even(call.experts, ep)))
             if state != "routed" and self._starts_experts(i):
                 return "dispatch"

@@ -70,7 +70,7 @@ class Placement:
         self.states: dict[int, State] = {}
         self.cut_ops: set[int] = set()
         self.transfers: list[Transfer] = []
-        self._gradients: dict[tuple[int, int], Transfer] = {}
+        self._gradients: dict[int, Transfer] = {}  # by the op that made the value
         run = self.graph.trace.run
         self.tokens, self.training = run.tokens, run.phase == "train"
         self.stream_width = stream_width(structure)
@@ -238,22 +238,33 @@ class Placement:
                 states[slot] = "whole"
 
     def _read_by_parts(self, i: int, states: dict[int, State]) -> None:
-        """Training: the gradient of a whole value that each rank uses for its own part is a term; sum it once."""
+        """Training: the gradient of a whole value that each rank uses for its own part is a term; sum it once, where
+        the value was made and not where it was copied or rows of it were picked."""
         if not self.training:
             return
         for slot, state in states.items():
-            tensor = self.graph.tensors[self.graph.ops[i].inputs[slot]]
-            key = (self.graph.producers[i][slot], tensor.storage)
-            if state == "whole" and tensor.dtype.startswith(("fp", "bf")) and key not in self._gradients:
-                self._gradients[key] = Transfer(
-                    kind="all_reduce",
-                    module=self.graph.ops[i].module,
-                    payload_bytes=tensor.bytes,
-                    ranks=self.tp,
-                    times=self.graph.times[i],
-                    direction="backward",
-                    tokens=tensor.shape[-1:] == (self.stream_width,),
-                )
+            origin = self._made(self.graph.producers[i][slot])
+            if state != "whole" or origin < 0 or origin in self._gradients:
+                continue
+            value = self.graph.tensors[self.graph.ops[origin].outputs[0]]
+            self._gradients[origin] = Transfer(
+                kind="all_reduce",
+                module=self.graph.ops[i].module,
+                payload_bytes=value.bytes,
+                ranks=self.tp,
+                times=self.graph.times[i],
+                direction="backward",
+                tokens=value.shape[-1:] == (self.stream_width,),
+            )
+
+    def _made(self, i: int) -> int:
+        """The op that made what op i only copied, cast or picked rows of."""
+        while i >= 0 and self.graph.ops[i].kind in (*_COPIES, "gather"):
+            sources = [self.graph.producers[i][slot] for slot in self._operands(i)]
+            if len(sources) != 1:
+                break
+            i = sources[0]
+        return i
 
     def _send(
         self,

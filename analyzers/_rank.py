@@ -153,13 +153,15 @@ def whole_growth(trace: Trace) -> dict[int, int]:
 def _part(product: Product, cut: Megatron) -> Product:
     if product.attention is not None:
         return part_of_attention(product, *cut.heads_of(product.attention))
-    if not product.weights:
-        return part_of_activations(product, cut.degrees.tp) if cut.cuts_activations(product) else product
-    weight = cut.cuts.get(product.weights[0][0].split(" (")[0])  # an engine names halves of one weight
+    weight = cut.cut_of(product)
     if weight is None:
-        return product
+        if product.weights or not cut.cuts_activations(product):
+            return product
+        return part_of_activations(product, cut.degrees.tp)
     if product.kind == "grouped" and weight.groups is not None:
-        return part_of_experts(product, weight.groups, cut.degrees.ep // cut.degrees.tp)
+        return part_of_experts(
+            product, cut.expert_calls[product.module], weight.groups, cut.degrees.ep // cut.degrees.tp
+        )
     if product.batch > 1 and product.kind != "grouped" and weight.groups is None:  # absorbed: a product for each head
         return part_of_activations(product, cut.degrees.tp)
     return part_of(product, weight)

@@ -174,7 +174,9 @@ def routed_dispatch(model: nn.Module, shadow: Shadow, run: RunShape) -> Iterator
     """Under expert parallelism the dispatch reads the router's choice before any expert runs, and how many rows the
     other ranks send: give it the policy's. Only modules whose experts are split over ranks are wrapped; undone on exit.
     """
-    wrapped = [m for m in model.modules() if getattr(m, "_is_expert_parallel", False) and "forward" in vars(m)]
+    wrapped: list[Any] = [
+        m for m in model.modules() if getattr(m, "_is_expert_parallel", False) and "forward" in vars(m)
+    ]
     originals = [m.forward for m in wrapped]
     for layer, (module, forward) in enumerate(zip(wrapped, originals, strict=True)):
         dispatch = Dispatch(policy=run.routing, experts=module.num_experts * run.ep, tp=run.tp, ep=run.ep)
