@@ -178,11 +178,16 @@ class _Search:
                 yield scaled(self.best.fields, chosen)
 
     def smaller_limits(self) -> None:
-        """Lower every integer that bounds what a run does and that no parameter's shape shows."""
-        for path in integers(self.best.fields, SMALLEST + 1):
-            fields = scaled(self.best.fields, {path: SMALLEST})
-            if self._parameters(fields) == self.best.parameters:
-                self._take(self._seen(fields))
+        """Lower the integers that bound what a run does and that no parameter's shape shows: all at once, else singly."""
+        fields = self.best.fields
+        limits = [
+            path
+            for path in integers(fields, SMALLEST + 1)
+            if self._parameters(scaled(fields, {path: SMALLEST})) == self.best.parameters
+        ]
+        if not self._take(self._seen(scaled(fields, dict.fromkeys(limits, SMALLEST)))):
+            for path in limits:
+                self._take(self._seen(scaled(self.best.fields, {path: SMALLEST})))
 
     def one_by_one(self) -> None:
         """Divide single fields, the largest first, until there are few parameters or no field will do."""

@@ -19,10 +19,10 @@ REPAIRED: dict[str, dict[str, Any]] = json.loads(
 TYPES: tuple[str, ...] = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def architecture(model_type: str) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
-    """The class transformers maps this type to, and the config object it is built from."""
+def architecture(model_type: str, **changes: Any) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    """The class transformers maps this type to, and the config object it is built from (with `changes` to fields)."""
     repair = REPAIRED.get(model_type, {})
     model_class = getattr(transformers, repair.get("class", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]))
-    config = CONFIG_MAPPING[model_type](**repair.get("changes", {}))
+    config = CONFIG_MAPPING[model_type](**repair.get("changes", {}), **changes)
     parts = (config, config.get_text_config(decoder=True))
     return model_class, next((part for part in parts if isinstance(part, model_class.config_class)), config)

@@ -20,7 +20,8 @@ LLAMA = {
     "num_key_value_heads": 2,
     "vocab_size": 512,
 }
-CONFIGS = {"Gemma3": "Gemma3Text", "Gemma3n": "Gemma3nText"}  # classes whose config has another stem
+# Classes whose config has another stem.
+CONFIGS = {"Gemma3": "Gemma3Text", "Gemma3n": "Gemma3nText", "Llama4": "Llama4Text"}
 CLASSES = {"GPT2": "GPT2LMHeadModel"}  # classes that are called otherwise
 IDENTITY = ModelIdentity(id="tiny", class_name="Tiny", source="test", config_sha256="", config={})
 
