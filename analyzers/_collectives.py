@@ -19,6 +19,7 @@ from typing import Literal
 
 from introspect.gpus import Gpu
 from introspect.records import Trace
+from introspect.units import number_text
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 _ALGORITHM: dict[str, tuple[str, int]] = {  # name, and how often each rank's share of the payload is sent
@@ -104,3 +105,10 @@ def sequence_parallel(transfers: Iterable[Transfer], tokens: int) -> Iterator[Tr
         if transfer.kind == "all_reduce":
             yield replace(transfer, kind="reduce_scatter", payload_bytes=payload)
             yield replace(transfer, kind="all_gather", payload_bytes=payload)
+
+
+def interconnect_assumption(gpu: Gpu) -> str:
+    """What times of transfers rest on."""
+    rate = gpu.interconnect_bytes_per_second
+    speed = "of unknown rate" if rate is None else f"{number_text(rate, 'B/s')} in one direction"
+    return f"{gpu.name}: all ranks on one interconnect, {gpu.interconnect}, {speed}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from introspect.analyzers._collectives import sequence_parallel
+from introspect.analyzers._collectives import interconnect_assumption, sequence_parallel
 from introspect.analyzers._gemm_table import gemm_table
 from introspect.analyzers._megatron import Degrees
 from introspect.analyzers._pipeline import Stage, bubble_share, pipeline
@@ -149,10 +149,7 @@ def _tables(
 def _assumptions(params: Params, rank: Rank, gpus: tuple[Machine, ...]) -> tuple[str, ...]:
     trace = rank.step.trace
     found = [line for machine in gpus for line in machine.assumptions(trace.run.dtype or "bf16")]
-    for gpu in (machine.gpu for machine in gpus):
-        rate = gpu.interconnect_bytes_per_second
-        speed = "of unknown rate" if rate is None else f"{number_text(rate, 'B/s')} in one direction"
-        found.append(f"{gpu.name}: all ranks on one interconnect, {gpu.interconnect}, {speed}")
+    found += [interconnect_assumption(machine.gpu) for machine in gpus]
     if any(product.experts for product in rank.products):
         found.append(f"routing: {trace.run.routing}")
     if params.ep > params.tp:
