@@ -171,9 +171,9 @@ def _purpose(tensor: CacheTensor, context: int, windowed: bool) -> str:
         return "cross"
     if is_index(tensor):
         return "index"
-    shape = tensor.shape_before or ()
     grows = tensor.shape_before != tensor.shape_after
-    if len(shape) == 4 and (tensor.window is not None or (grows and shape[-2] == context)):
+    whole_rows = grows and _rows_before(tensor) == context
+    if len(tensor.shape_after or ()) == 4 and (tensor.window is not None or whole_rows):
         return "tokens"
     kept_for_a_state = tensor.name.startswith(("conv", "recurrent", "ssm"))
     return "compressed" if (grows or windowed) and not kept_for_a_state else "state"
@@ -190,7 +190,7 @@ def _held(purpose: str, layer: Layer, tensors: list[CacheTensor], batch: int, co
         kind = "cross" if purpose == "cross" else _state_kind(tensors)
         return Part(kind=kind, layer=layer, dtype=tensors[-1].dtype, state_bytes=state)
     if purpose == "compressed":  # it grows by a row every few tokens: the mean over the context
-        bits = -(-sum(tensor.bytes_before for tensor in tensors) * 8 // (batch * context))
+        bits = -(-sum(tensor.bytes_before for tensor in tensors) * 8 // (batch * max(1, context)))
         return Part(kind=purpose, layer=layer, dtype=tensors[0].dtype, row_bits=bits, read_bits=bits)
     bits = sum(_row_elements(tensor) * DTYPE_BITS[tensor.dtype] for tensor in tensors) // batch
     return Part(

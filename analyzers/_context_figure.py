@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from introspect.analyzers._rope import wavelength
 from introspect.analyzers._step import Step
 from introspect.figures import Figure, Panel, Series
@@ -55,9 +57,8 @@ def _wavelengths(ropes: tuple[Rope, ...], scaled: tuple[Rope, ...]) -> Panel:
     series = []
     if not any(rope.inv_freq == rope.unscaled_inv_freq for rope in ropes):
         series.append(_series(f"unscaled, base {first.base:g}", 6, first.unscaled_inv_freq, dashed=True))
-    for color, rope in enumerate((*_distinct(ropes), *_distinct(scaled))):
-        label = f"{rope.rope_type}, base {rope.base:g}" + (f" ({rope.layer_type})" if rope.layer_type else "")
-        series.append(_series(label, color % 6, rope.inv_freq))
+    for color, (label, frequencies) in enumerate((*_labelled(ropes), *_labelled(scaled))):
+        series.append(_series(label, color % 6, frequencies))
     if first.training_length is not None:
         last = len(first.inv_freq) - 1
         length = first.training_length
@@ -72,9 +73,17 @@ def _wavelengths(ropes: tuple[Rope, ...], scaled: tuple[Rope, ...]) -> Panel:
     )
 
 
-def _distinct(ropes: tuple[Rope, ...]) -> list[Rope]:
-    """One of each set of frequencies: models may keep a rotary module in every layer."""
-    return list({(rope.layer_type, rope.rope_type, rope.inv_freq): rope for rope in ropes}.values())
+def _labelled(ropes: tuple[Rope, ...]) -> list[tuple[str, tuple[float, ...]]]:
+    """Each set of frequencies once (models may keep a rotary module in every layer), named by scaling and base, and by
+    layer types where not all share it."""
+    types: defaultdict[tuple[str, float, tuple[float, ...]], set[str]] = defaultdict(set)
+    for rope in ropes:
+        types[rope.rope_type, rope.base, rope.inv_freq].add(rope.layer_type or "")
+    every = set().union(*types.values())
+    return [
+        (f"{scaling}, base {base:g}" + ("" if own == every else f" ({', '.join(sorted(own))})"), frequencies)
+        for (scaling, base, frequencies), own in types.items()
+    ]
 
 
 def _series(label: str, color: int, frequencies: tuple[float, ...], *, dashed: bool = False) -> Series:

@@ -83,7 +83,7 @@ class Positions:
             names.add(base_name(graph.ops[j]))
             for slot, t in enumerate(graph.ops[j].inputs):
                 path = graph.tensors[t].parameter
-                if path in graph.buffers and graph.tensors[t].dtype.startswith(("fp", "bf", "complex")):
+                if path in graph.buffers and self._is_table(t):
                     buffers.add(str(path))
                 waiting.append(graph.producers[j][slot])
             waiting = [p for p in waiting if p >= 0]
@@ -132,11 +132,16 @@ class Positions:
         for i, op in enumerate(graph.ops):
             if op.kind not in _LOOKUPS or not self._joins_stream(i):
                 continue
-            tables = [graph.tensors[t].parameter for t in op.inputs if graph.tensors[t].parameter is not None]
+            tables = [graph.tensors[t].parameter for t in op.inputs if self._is_table(t)]
             indices = [t for t in op.inputs if graph.tensors[t].role == "index" or "int" in graph.tensors[t].dtype]
             if tables and indices and all(self._is_position(i, t) for t in indices):
                 found.add("sinusoidal" if tables[0] in graph.buffers else "learned")
         return frozenset(found)
+
+    def _is_table(self, t: int) -> bool:
+        """Whether a tensor is a parameter or buffer of real numbers."""
+        tensor = self.graph.tensors[t]
+        return tensor.parameter is not None and tensor.dtype.startswith(("fp", "bf", "complex"))
 
     def _joins_stream(self, i: int) -> bool:
         """Whether a looked-up row is in the stream, or is a constant (a row of a buffer) that is added to it first."""

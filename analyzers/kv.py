@@ -23,7 +23,7 @@ from introspect.analyzers._megatron import Degrees
 from introspect.analyzers._roofline import Machine, machines, smallest
 from introspect.analyzers._routes import find_routes
 from introspect.analyzers._step import Step
-from introspect.params import GpuParams, Traces, option
+from introspect.params import MOST_TOKENS, GpuParams, Traces, option
 from introspect.records import RunShape
 from introspect.table import Result, Table, Value, describe_model, describe_run
 from introspect.units import DTYPE_BITS
@@ -68,7 +68,9 @@ CAPACITY_UNITS = {
 class Params(GpuParams):
     """Contexts, what an engine chooses for its cache, and the GPUs."""
 
-    context: tuple[int, ...] = option((2048,), "cached tokens per sequence, repeatable", short="c", metavar="N")
+    context: tuple[int, ...] = option(
+        (2048,), "cached tokens per sequence, repeatable", short="c", metavar="N", at_least=0
+    )
     dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
     kv_dtype: str | None = option(None, "keep cached keys and values in this type", choices=tuple(KV_FORMATS))
     page_size: int = option(16, "tokens that an engine reserves at once")

@@ -157,3 +157,14 @@ def test_a_config_object_is_a_source_of_its_own():
 
     assert (source.kind, source.id, source.config["hidden_size"]) == ("object", "llama", 64)
     assert source.digest != open_model(LlamaConfig(hidden_size=32), ACCESS).model.digest
+
+
+def test_a_fact_beside_the_run_is_asked_of_the_built_module(tiny_config):
+    model = open_model(tiny_config, AccessParams())
+    (rope,) = model.gather("rope.gather_rope", length=16)
+    assert (rope.module, len(rope.inv_freq)) == ("model.rotary_emb", 4)  # heads of 32 / 4, two dimensions a pair
+
+
+def test_a_stored_record_has_no_module_to_ask():
+    with pytest.raises(OptionError, match="got 'a stored trace', expected a model that can be built"):
+        open_model(small_trace(), AccessParams()).gather("rope.gather_rope", length=16)

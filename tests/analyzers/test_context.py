@@ -88,6 +88,19 @@ def test_what_if_scalings_are_overlaid(tiny):
     assert labels == ["default, base 10000", "linear:4, base 10000", "yarn:4, base 10000", "training length 2,048"]
 
 
+def test_sets_of_frequencies_that_layer_types_share_are_drawn_once():
+    sizes = {"head_dim": 16, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    base = {"rope_type": "default", "rope_theta": 10000.0}
+    ropes = {"sliding_attention": base, "full_attention": {**base, "rope_theta": 1000000.0}}
+    same = context(build("Gemma3", **sizes, rope_parameters=dict.fromkeys(ropes, base)), context=16, rope=("yarn:4",))
+    other = context(build("Gemma3", **sizes, rope_parameters=ropes), context=16)
+    labels = [[series.label for series in result.figure.panels[0].series[:2]] for result in (same, other)]
+    assert labels == [
+        ["default, base 10000", "yarn:4, base 10000"],
+        ["default, base 1e+06 (full_attention)", "default, base 10000 (sliding_attention)"],
+    ]
+
+
 @pytest.mark.parametrize("text", ["yarn", "yarn:0.5", "yarn:x", "pi:4", "yarn:inf", ":4", "yarn:4:2"])
 def test_a_scaling_that_is_none_is_refused(tiny, text):
     with pytest.raises(OptionError, match=r"--rope: got .*, expected NAME:FACTOR with a name of linear, ntk, yarn"):

@@ -12,7 +12,7 @@ from support.traces import HEADS, KV_HEADS, LATENT, WIDTH, latent_model, llama
 import introspect
 from introspect.analyzers._cache import Part
 from introspect.analyzers._kv_memory import KV_FORMATS, KvMemory, per_rank, with_format
-from introspect.errors import OptionError, ShardingError
+from introspect.errors import OptionError, ShardingError, TraceShapeError
 
 CONTEXT = 24
 SHARED = ["sliding_attention", "full_attention"]
@@ -268,6 +268,20 @@ def test_a_stored_record_answers_for_its_own_context(tmp_path):
     path = tmp_path / "trace.json"
     introspect.save_trace(llama(phase="decode", seq=1, context=10), path)
     assert introspect.analyze("kv", str(path)).totals["bytes_at_context"] == 1280
+
+
+def test_a_stored_record_of_another_phase_is_refused():
+    with pytest.raises(
+        TraceShapeError, match=r"holds one run \(phase prefill.*cannot answer for another \(phase decode"
+    ):
+        introspect.analyze("kv", llama(seq=6))
+
+
+def test_an_empty_cache_holds_nothing_and_grows():
+    result = introspect.analyze("kv", build("Llama"), context=0, no_cache=True)
+    assert result.totals["bytes_at_context"] == 0
+    assert result.totals["bytes_per_token"] == 2 * 2 * 2 * 16 * 4  # 2 layers, 2 heads, keys and values of 16 in fp32
+    assert result.tables["capacity"].rows[0]["max_sequences"] is None
 
 
 def test_an_unknown_type_is_refused():

@@ -24,6 +24,7 @@ def positions(name, phase, **sizes):
         ("GPTJ", {"n_embd": 32, "n_head": 2, "n_layer": 2, "rotary_dim": 8}, [("rope", "0-1")]),
         ("GPT2", GPT2, [("learned", "0-1")]),
         ("OPT", {"ffn_dim": 32, "word_embed_proj_dim": 64, "max_position_embeddings": 64}, [("learned", "0-1")]),
+        ("Bert", {"is_decoder": True, "max_position_embeddings": 64}, [("learned", "0-1")]),
         ("Bloom", {"n_layer": 2, "n_head": 2}, [("alibi", "0-1")]),
         ("Mpt", {"d_model": 32, "n_heads": 2, "n_layers": 2, "max_seq_len": 64}, [("alibi", "0-1")]),
         ("Falcon", {"alibi": True, "num_kv_heads": 4}, [("alibi", "0-1")]),

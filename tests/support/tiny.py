@@ -22,7 +22,7 @@ LLAMA = {
 }
 # Classes whose config has another stem.
 CONFIGS = {"Gemma3": "Gemma3Text", "Gemma3n": "Gemma3nText", "Llama4": "Llama4Text"}
-CLASSES = {"GPT2": "GPT2LMHeadModel"}  # classes that are called otherwise
+CLASSES = {"GPT2": "GPT2LMHeadModel", "Bert": "BertLMHeadModel"}  # classes that are called otherwise
 IDENTITY = ModelIdentity(id="tiny", class_name="Tiny", source="test", config_sha256="", config={})
 
 
