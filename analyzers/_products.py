@@ -182,8 +182,10 @@ class _Reader:
         if gemm.kind != "grouped":
             return self.graph.bytes[index]
         rows = gemm.rows if gemm.rows is not None else gemm.batch * gemm.m
-        shape = {"lhs": (rows, gemm.k), "rhs": (gemm.batch, gemm.k, gemm.n), "out": (rows, gemm.n)}[place]
-        return tensor_bytes(shape, self.graph.tensors[index].dtype)
+        shapes = {"lhs": (rows, gemm.k), "rhs": (gemm.batch, gemm.k, gemm.n), "out": (rows, gemm.n)}
+        if gemm.direction == "dw":  # the rows are summed over
+            shapes = {"lhs": (rows, gemm.m), "rhs": (rows, gemm.n), "out": (gemm.batch, gemm.m, gemm.n)}
+        return tensor_bytes(shapes[place], self.graph.tensors[index].dtype)
 
     def _masked(self, op: Op, gemm: Gemm) -> tuple[AttentionCall | None, int]:
         """The attention call of this product, and its FLOPs over visible pairs: dense FLOPs x visible / dense."""

@@ -107,9 +107,24 @@ def _instantiate(source: Source, chosen: architecture.Architecture, dtype: torch
             if "NoneType" in problem and empty:
                 problem += f" (the config leaves {', '.join(empty)} empty)"
             raise BuildError(source.id, problem, "correct the config") from error
+    _onto_meta(module, dtype)
     _keep_as_loaded(module, dtype)
     module.eval()
     return module
+
+
+def _onto_meta(module: nn.Module, dtype: torch.dtype) -> None:
+    """Move what no patched constructor made: `torch.normal` and the legacy `torch.FloatTensor` give CPU tensors."""
+    moved: dict[torch.Tensor, nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and parameter.device.type != "meta":
+                empty = moved.get(parameter)
+                if empty is None:
+                    empty = nn.Parameter(
+                        torch.empty_like(parameter, device="meta", dtype=dtype), parameter.requires_grad
+                    )
+                part._parameters[name] = moved[parameter] = empty
 
 
 def _keep_as_loaded(module: PreTrainedModel, dtype: torch.dtype) -> None:

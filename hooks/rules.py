@@ -166,7 +166,7 @@ def grouped_linear_backward(call: Call) -> Iterator[Gemm]:
     yield replace(forward, direction="dx", k=forward.n, n=forward.k, lhs=call.ins[0])
     busy, n = forward.batch, forward.n
     yield Gemm(
-        kind="grouped", batch=busy, m=n, k=forward.m, n=forward.k, rows=None, direction="dw",
+        kind="grouped", batch=busy, m=n, k=forward.m, n=forward.k, rows=forward.rows, direction="dw",
         lhs=call.ins[0], rhs=call.ins[1], out=call.outs[1],
     )  # fmt: skip
 

@@ -136,7 +136,9 @@ class Gemm:
 
     @property
     def flops(self) -> int:
-        """2*m*k*n for each product; a multiply and an add are two."""
+        """2*m*k*n for each product; a multiply and an add are two. A weight gradient sums over the rows."""
+        if self.rows is not None and self.direction == "dw":
+            return product_flops(1, self.m, self.rows, self.n)
         if self.rows is not None:
             return product_flops(1, self.rows, self.k, self.n)
         return product_flops(self.batch, self.m, self.k, self.n)

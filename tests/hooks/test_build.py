@@ -334,3 +334,17 @@ class TestModules:
     def test_a_lazy_module_must_have_run(self):
         with pytest.raises(BuildError, match="it has a lazy module whose shapes are not known; run it once before"):
             build(nn.Sequential(nn.LazyLinear(3)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "diffllama", "architectures": ["DiffLlamaForCausalLM"], "num_hidden_layers": 1},
+        {"model_type": "xlnet", "architectures": ["XLNetLMHeadModel"], "n_layer": 1},
+    ],
+    ids=["torch.normal", "torch.FloatTensor"],
+)
+def test_parameters_of_every_constructor_lie_on_meta_in_the_asked_dtype(config):
+    module = build(source_of(config), dtype="bf16").module
+
+    assert {(p.device.type, p.dtype) for p in module.parameters()} == {("meta", torch.bfloat16)}

@@ -101,3 +101,18 @@ def test_shapes_of_both_gradients():
 
     # Y[24, 160] = X[24, 64] W^T;  dX[24, 64] = dY[24, 160] W;  dW[160, 64] = dY^T[160, 24] X.
     assert shapes == {"forward": (24, 64, 160), "dx": (24, 160, 64), "dw": (160, 24, 64)}
+
+
+def test_weight_gradients_of_experts_sum_over_their_rows():
+    # 2 x 5 tokens to 2 of 4 experts: 20 rows, 5 an expert; one more token makes rows that do not divide.
+    for seq in (5, 11):
+        trace = record(build("Mixtral", num_local_experts=4, num_experts_per_tok=2), phase="train", batch=2, seq=seq)
+        flops = {}
+        for op in trace.ops:
+            for g in op.gemms:
+                if g.kind == "grouped":
+                    flops[g.direction] = flops.get(g.direction, 0) + g.flops
+
+        # two layers, gate and up [160, 64] and down [64, 160]
+        rows = 2 * 2 * seq
+        assert flops == dict.fromkeys(("forward", "dx", "dw"), 2 * 2 * rows * (2 * 160 * 64 + 64 * 160))

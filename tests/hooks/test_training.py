@@ -7,6 +7,7 @@ import torch
 from support.tiny import IDENTITY, build, record
 from torch import nn
 
+from introspect.errors import ModelRunError
 from introspect.hooks.observe import _observe, observe
 from introspect.records import RunShape
 
@@ -200,7 +201,7 @@ def test_checkpointing_a_module_that_has_none_is_said():
 def test_nothing_to_train_is_an_error_that_says_so():
     frozen = Plain().to("meta").requires_grad_(False)
 
-    with pytest.raises(ValueError, match="Plain gives no output that depends on a trainable parameter"):
+    with pytest.raises(ModelRunError, match="Plain gives no output that depends on a trainable parameter"):
         observe(frozen, IDENTITY, RunShape(phase="train"), inputs={"x": torch.zeros(3, 8)})
 
 
