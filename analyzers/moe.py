@@ -1,228 +1,298 @@
-"""Show what a mixture of experts computes, reads and sends: three parameter counts, rows per expert, EP against TP.
+"""Show what a mixture of experts holds, computes, reads and sends: three parameter counts, rows, all-to-all, balance.
 
-Router, shared and routed experts are told by the dataflow of the record. `total` are all parameters, `active` what one
-token uses (embedding whole), `expected_read_params` what a step of this batch reads: of E experts, T tokens with k
-choices each hit E*(1 - (1 - k/E)^T) distinct ones if they choose independently and uniformly, and the embedding gives
-one row a token. The rows of each expert follow --routing: balanced; uniform and zipf draw scores for every router
-(seeded) and let the model's own code choose, so that groups and limits of a router count.
-`imbalance`: the busiest expert's rows over the mean; `rank_imbalance`: the same for --ep ranks that hold neighbouring
-experts; both averaged over layers. `dispatch_bytes_per_layer`: every (token, routed expert) pair, those that stay on
-their rank too, without scales. `tp_allreduce_bytes_per_layer`: a row of the stream for each token.
+`total` parameters are resident, `active` used by one token, `expected_read_params` read by this step: everything that
+is multiplied, the looked-up rows, and of the routed experts E*(1 - (1 - k/E)^T), the distinct ones that T independent
+uniform tokens reach on average (`expected_experts`; `simulated_experts` is what --routing drew). `rows_per_expert` is
+the mean over all E experts. `imbalance` is the busiest expert's rows over the mean, `rank_imbalance` the busiest rank's
+(--ep ranks of E/N neighbouring experts), both averaged over the layers. With --capacity-factor c an expert takes
+ceil(c*T*k/E) rows and the rest is dropped. Bytes sent are defined in _moe_traffic.py.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import ceil
 
-from introspect.analyzers._collectives import interconnect_assumption, recorded_transfers
-from introspect.analyzers._exchange import WIRE_FORMATS, Contest, Way, ways
-from introspect.analyzers._experts import Block, Load, Parameters, blocks, load, parameters
-from introspect.analyzers._moe_tables import (
-    batch_table,
-    contest_table,
-    exchange_table,
-    expert_table,
-    policy_table,
-)
-from introspect.analyzers._placement import stream_width
+from introspect.analyzers import params as params_command
+from introspect.analyzers._components import Components, Placed
+from introspect.analyzers._folding import Layer, layer_ranges
+from introspect.analyzers._labels import Labels
+from introspect.analyzers._moe_traffic import SENT, Dispatch
+from introspect.analyzers._products import Product
 from introspect.analyzers._roofline import machines
-from introspect.analyzers._shard_tables import collective_table
 from introspect.analyzers._step import Step
 from introspect.analyzers._traffic import expected_experts
-from introspect.errors import OptionError, ShardingError, TraceShapeError
+from introspect.errors import OptionError, ShardingError
 from introspect.params import GpuParams, RunParams, Traces, option
-from introspect.records import Trace
+from introspect.records import ExpertCall, Trace
 from introspect.table import Result, Table, Value, describe_model, describe_run
-from introspect.units import DTYPE_BITS
 
 MODELS = "one"
 EXAMPLES = (
-    "introspect moe deepseek-ai/DeepSeek-V3 --phase decode --batch 128 --ep 32 --dispatch-dtype fp8",
+    "introspect moe deepseek-ai/DeepSeek-V3 --phase decode --batch 32 --dispatch-dtype fp8",
     "introspect moe mistralai/Mixtral-8x7B-v0.1 --seq 4096 --routing zipf --capacity-factor 1.25",
-    "introspect moe deepseek-ai/DeepSeek-V3 --ep 64 --nodes 8 --max-nodes-per-token 4 --phase decode --batch 4096",
+    "introspect moe Qwen/Qwen3-235B-A22B --phase decode --batch 128 --ep 8 --nodes 2",
 )
-POLICIES = ("balanced", "uniform", "zipf")
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+DEGREES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params(RunParams, GpuParams):
-    """A run of the whole batch, how its tokens choose, and the ranks that share the experts."""
+    """Which step, how rows are sent, and over how many ranks the experts are spread."""
 
-    ep: int = option(1, "ranks that share the routed experts")
-    nodes: int = option(1, "nodes those ranks stand in")
-    max_nodes_per_token: int | None = option(None, "most nodes a token's experts may lie on (the router's own limit)")
-    dispatch_dtype: str | None = option(
-        None, "type tokens are sent in (default: the run's)", choices=tuple(WIRE_FORMATS)
-    )
-    combine_dtype: str | None = option(
-        None, "type results are sent back in (default: the run's)", choices=tuple(WIRE_FORMATS)
-    )
-    capacity_factor: float | None = option(
-        None, "rows an expert may take over the mean; the rest is dropped", above=0, metavar="F"
-    )
+    dispatch_dtype: str = option("bf16", "rows to the experts are sent in this type", choices=tuple(SENT))
+    combine_dtype: str = option("bf16", "rows back from the experts are sent in this type", choices=tuple(SENT))
+    capacity_factor: float | None = option(None, "rows an expert takes, over the mean; the rest is dropped")
+    ep: int = option(1, "expert-parallel ranks")
+    nodes: int = option(1, "nodes that the ranks lie on")
+    max_nodes_per_token: int | None = option(None, "nodes that a token's experts may lie on")
 
 
 def analyze(params: Params, traces: Traces) -> Result:
-    """Totals and tables; only the parameter counts for a model without routed experts."""
+    """Totals, experts, distinct experts by batch, and expert against tensor parallelism."""
     step = Step(traces(params.run_shape()))
-    found, counted = blocks(step), parameters(step)
-    if not found:
-        return _without_experts(step, counted)
-    first = found[0]
-    _check(params, first)
-    loads, notes = _loads(params, traces, found)
-    chosen = load(found, params.ep)
-    sent = ways(first, step.trace.run.tokens, *_wire_dtypes(params, step.trace))
-    exchanges, refusal = _executed_exchange(params, traces)
-    bits = DTYPE_BITS[step.trace.run.dtype or "bf16"]
-    contest = Contest(block=first, dispatch=sent[0].dtype, combine=sent[1].dtype, bits=bits)
-    gpus = machines(params)
+    trace = step.trace
+    blocks = _blocks(step)
+    if not blocks:
+        raise OptionError(
+            "MODEL", trace.model.id, "a model with routed experts: this one's record holds no expert call"
+        )
+    call = max(blocks.values(), key=lambda one: one.experts)
+    if call.experts % params.ep:
+        near = [n for n in range(1, call.experts + 1) if call.experts % n == 0]
+        raise OptionError("--ep", params.ep, f"a divisor of the {call.experts} experts: {', '.join(map(str, near))}")
+    dispatch = _dispatch(step, call, params)
+    placed = tuple(Components(Labels(step.structure)).placed())
     tables = {
-        "experts": expert_table(step),
-        "policies": policy_table(loads, first, params.capacity_factor),
-        "batches": batch_table(step.trace.run, first, counted),
-        "exchange": exchange_table(sent, params.ep, params.nodes, params.max_nodes_per_token, gpus),
-        "ep_vs_tp": contest_table(contest, step.trace.run.tokens, gpus[0]),
+        "experts": Table(units=EXPERT_UNITS, rows=tuple(_expert_rows(step))),
+        "batches": Table(units=BATCH_UNITS, rows=tuple(_batch_rows(step, placed, call))),
+        "parallel": Table(units=PARALLEL_UNITS, rows=tuple(_parallel_rows(dispatch, call, params))),
     }
-    if exchanges is not None:
-        tables["collectives"] = exchanges
+    notes = [f"expert parallelism sends less than tensor parallelism from {dispatch.wins_from_degree()} ranks on"]
+    if params.ep > 1:
+        tables["collectives"], note = _executed(traces, params)
+        notes.append(note)
     return Result(
         command="moe",
-        model=describe_model(step.trace),
-        run=describe_run(step.trace.run.with_(ep=params.ep)),
-        totals=_totals(params, step, found, counted, chosen, sent, contest),
+        model=describe_model(trace),
+        run={**describe_run(trace.run), "ep": params.ep},
+        totals=_totals(step, params, traces, blocks, dispatch, placed),
         tables=tables,
         assumptions=(
-            *_assumptions(params, step.trace, sent),
-            *(interconnect_assumption(machine.gpu) for machine in gpus),
+            *trace.assumptions,
+            f"routing: {trace.run.routing}, seed {trace.run.seed}; expected experts: independent uniform choices",
+            *(text for machine in machines(params) for text in machine.assumptions(str(trace.run.dtype))),
         ),
-        notes=(*_kinds(found), *notes, *refusal),
-        unclassified=tuple(f"{one.op} in {one.module} ({one.count})" for one in step.trace.unclassified),
+        notes=tuple(notes),
+        unclassified=tuple(f"{op.op} in {op.module} ({op.count})" for op in trace.unclassified),
     )
 
 
-def _check(params: Params, block: Block) -> None:
-    experts = block.call.experts
-    if experts % params.ep:
-        divisors = [n for n in range(1, experts + 1) if experts % n == 0]
-        near = [max(n for n in divisors if n < params.ep), *(n for n in divisors if n > params.ep)][:2]
-        raise ShardingError(
-            f"ep {params.ep}", f"{experts} experts do not divide by {params.ep}", f"--ep {' or '.join(map(str, near))}"
-        )
-    if params.ep % params.nodes:
-        raise OptionError("--nodes", params.nodes, f"a divisor of the {params.ep} ranks of --ep")
+EXPERT_UNITS = dict.fromkeys(
+    ("module", "layers", "kind", "experts", "busy", "rows_per_expert", "rows_max", "k", "n", "count"), ""
+)
+BATCH_UNITS = {"tokens": "", "expected_experts": "", "share": "share", "read_params": "", "read_bytes": "B"}
+PARALLEL_UNITS = {
+    "gpu": "",
+    "ranks": "",
+    "experts_per_rank": "",
+    "ep_bytes_sent_per_rank": "B",
+    "tp_bytes_sent_per_rank": "B",
+    "ep_seconds": "s",
+    "tp_seconds": "s",
+    "less_sent": "",
+}
 
 
-def _without_experts(step: Step, counted: Parameters) -> Result:
-    names = (
-        "top_k",
-        "expected_experts",
-        "simulated_experts",
-        "dispatch_bytes_per_layer",
-        "combine_bytes_per_layer",
-        "tp_allreduce_bytes_per_layer",
-        "capacity_rows",
-        "dropped_share",
-        "imbalance",
-        "rank_imbalance",
+def _blocks(step: Step) -> dict[str, ExpertCall]:
+    """The first expert call of every MoE block, by the module that made it."""
+    found: dict[str, ExpertCall] = {}
+    for op, _ in step.trace.walk():
+        if op.experts is not None and not op.backward:
+            found.setdefault(op.module, op.experts)
+    return found
+
+
+def _dispatch(step: Step, call: ExpertCall, params: Params) -> Dispatch:
+    first = next(p for p in step.executed if p.experts is not None and p.direction == "forward")
+    return Dispatch(
+        tokens=call.tokens,
+        top_k=call.top_k,
+        width=first.k,
+        dispatch_dtype=params.dispatch_dtype,
+        combine_dtype=params.combine_dtype,
+        stream_dtype=first.dtype,
     )
-    read = round(counted.read(step.trace.run.tokens))
-    return Result(
-        command="moe",
-        model=describe_model(step.trace),
-        run=describe_run(step.trace.run),
-        totals={"total": counted.total, "active": counted.active, "experts": 0, "expected_read_params": read}
-        | dict.fromkeys(names),
-        assumptions=step.trace.assumptions,
-        notes=("this model has no routed experts: no product of its record is grouped by expert",),
-    )
-
-
-def _loads(params: Params, traces: Traces, found: tuple[Block, ...]) -> tuple[dict[str, Load], tuple[str, ...]]:
-    """The load under each policy: the one asked for from this record, the others from runs of their own."""
-    asked = params.run_shape()
-    loads: dict[str, Load] = {}
-    missing = []
-    for policy in POLICIES:
-        try:
-            own = found if policy == asked.routing else blocks(Step(traces(asked.with_(routing=policy))))
-            loads[policy] = load(own, params.ep)
-        except TraceShapeError:
-            missing.append(policy)
-    return loads, (f"a stored trace has one routing: nothing is known of {', '.join(missing)}",) if missing else ()
-
-
-def _wire_dtypes(params: Params, trace: Trace) -> tuple[str, str]:
-    own = trace.run.dtype if trace.run.dtype in WIRE_FORMATS else "bf16"
-    return params.dispatch_dtype or own or "bf16", params.combine_dtype or own or "bf16"
-
-
-def _executed_exchange(params: Params, traces: Traces) -> tuple[Table | None, tuple[str, ...]]:
-    """What transformers' own expert parallelism sends, executed for one rank's part of the batch."""
-    if params.ep == 1:
-        return None, ()
-    asked = params.run_shape()
-    run = asked.with_(batch=max(1, asked.batch // params.ep), ep=params.ep)
-    try:
-        trace = traces(run)
-    except (ShardingError, TraceShapeError) as refusal:
-        return None, (f"transformers' own expert parallelism was not run: {refusal}",)
-    step = Step(trace)
-    sent = [t for t in recorded_transfers(trace, stream_width(step.structure) or 0) if t.group == "ep"]
-    note = (
-        f"collectives: transformers' all-to-all, executed for one of {params.ep} ranks with a batch of {run.batch}; "
-        "where the ranks share a batch it takes an all-reduce instead (introspect shard --tp N --ep N)"
-    )
-    return collective_table(sent, step.structure.layers), (note,)
 
 
 def _totals(
-    params: Params,
     step: Step,
-    found: tuple[Block, ...],
-    counted: Parameters,
-    chosen: Load,
-    sent: tuple[Way, Way],
-    contest: Contest,
+    params: Params,
+    traces: Traces,
+    blocks: dict[str, ExpertCall],
+    dispatch: Dispatch,
+    placed: tuple[Placed, ...],
 ) -> dict[str, Value]:
-    tokens, call, factor = step.trace.run.tokens, found[0].call, params.capacity_factor
+    call = max(blocks.values(), key=lambda one: one.experts)
+    fields = {name: getattr(params, name) for name in RunParams.__dataclass_fields__}
+    counted = params_command.analyze(params_command.Params(**fields), traces).totals
+    loads = [one.rows for one in blocks.values()]
+    capacity = None
+    if params.capacity_factor is not None:
+        capacity = ceil(params.capacity_factor * call.tokens * call.top_k / call.experts)
     return {
-        "total": counted.total,
-        "active": counted.active,
-        "expected_read_params": round(counted.read(tokens)),
+        "total": counted["total"],
+        "active": counted["active"],
+        "routed_experts": counted["routed_experts"],
+        "shared_experts": counted["shared_experts"],
+        "router": counted["router"],
+        "moe_layers": len(blocks),
         "experts": call.experts,
         "top_k": call.top_k,
-        "layers": len(found),
-        "expected_experts": expected_experts(call.experts, call.top_k, tokens),
-        "simulated_experts": chosen.busy,
-        "imbalance": chosen.imbalance,
-        "rank_imbalance": chosen.rank_imbalance,
-        "capacity_rows": None if factor is None else chosen.capacity(factor),
-        "dropped_share": 0.0 if factor is None else chosen.dropped_share(factor),
-        "experts_per_rank": call.experts // params.ep,
-        "dispatch_bytes_per_layer": sent[0].payload_bytes,
-        "combine_bytes_per_layer": sent[1].payload_bytes,
-        "tp_allreduce_bytes_per_layer": tokens * found[0].width_out * contest.bits // 8,
-        "ep_wins_from_degree": contest.winning_degree(tokens),
-        "ep_wins_from_tokens": contest.winning_tokens(params.ep) if params.ep > 1 else None,
+        "expected_experts": expected_experts(call.experts, call.top_k, call.tokens),
+        "simulated_experts": _mean(sum(1 for rows in load if rows) for load in loads),
+        "expected_read_params": round(_read_params(step, placed, call.tokens)),
+        "dispatch_bytes_per_layer": dispatch.dispatch_bytes,
+        "combine_bytes_per_layer": dispatch.combine_bytes,
+        "scale_bytes_per_layer": dispatch.scale_bytes,
+        "remote_share": (params.ep - 1) / params.ep,
+        "node_crossing_bytes_per_layer": dispatch.between_nodes(params.nodes, params.max_nodes_per_token),
+        "tp_allreduce_bytes_per_layer": dispatch.tp_allreduce_bytes,
+        "ep_wins_from_degree": dispatch.wins_from_degree(),
+        "capacity_rows": capacity,
+        "dropped_share": None if capacity is None else _dropped(loads, capacity),
+        "imbalance": _mean(_imbalance(load) for load in loads),
+        "rank_imbalance": _mean(_imbalance(_by_rank(load, params.ep)) for load in loads),
+        "slowest_rank_rows": max(max(_by_rank(load, params.ep)) for load in loads),
     }
 
 
-def _assumptions(params: Params, trace: Trace, sent: tuple[Way, Way]) -> tuple[str, ...]:
-    found = [f"routing: {trace.run.routing}; expected figures: independent uniform choices"]
-    found += [f"{way.direction} in {way.dtype}" for way in sent]
-    if params.nodes > 1:
-        most = params.max_nodes_per_token
-        limit = "as many nodes as its choices lie on" if most is None else f"at most {most} nodes"
-        found.append(f"{params.nodes} nodes; a token is sent to {limit}")
-    if trace.run.routing != "balanced":
-        found.append("corrections of a router's scores are taken as zero")
-    return (*found, *trace.assumptions)
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
 
 
-def _kinds(found: tuple[Block, ...]) -> tuple[str, ...]:
-    """Blocks that are unlike the first, which the totals describe."""
-    kinds = {(block.call.experts, block.call.top_k, block.width_in) for block in found}
-    if len(kinds) == 1:
-        return ()
-    return (f"blocks differ ({len(kinds)} kinds); totals per layer are of the first",)
+def _imbalance(load: tuple[int, ...]) -> float:
+    """The largest share over the mean; 1 when nothing was routed."""
+    return max(load) * len(load) / sum(load) if sum(load) else 1.0
+
+
+def _by_rank(load: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Rows of each rank, which holds neighbouring experts."""
+    each = len(load) // ranks
+    return tuple(sum(load[start : start + each]) for start in range(0, each * ranks, each))
+
+
+def _dropped(loads: list[tuple[int, ...]], capacity: int) -> float:
+    routed = sum(map(sum, loads))
+    return sum(max(0, rows - capacity) for load in loads for rows in load) / routed if routed else 0.0
+
+
+def _read_params(step: Step, placed: tuple[Placed, ...], tokens: int) -> float:
+    """Parameters that a step of `tokens` tokens reads: what is multiplied or applied whole, of a table that is only
+    looked up one row a token, of routed experts the expected distinct ones."""
+    multiplied = {path for product in step.executed for path, _ in product.weights}
+    total = 0.0
+    for one in placed:
+        if not one.parameter.touched:
+            continue
+        if one.routed:
+            k, experts = one.active_share
+            total += one.parameter.count * expected_experts(experts, k, tokens) / experts
+        elif one.component == "embedding" and one.parameter.path not in multiplied and len(one.parameter.shape) == 2:
+            total += min(tokens, one.parameter.shape[0]) * one.parameter.shape[1]
+        else:
+            total += one.parameter.count
+    return total
+
+
+def _expert_rows(step: Step) -> Iterator[dict[str, Value]]:
+    """Routed, shared and router products, equal ones of all layers in one row."""
+    structure = step.structure
+    rows: dict[tuple[str, str, int, int, int, int, int, int], list[tuple[Layer, int]]] = {}
+    for product in step.executed:
+        kind = _kind(step, product)
+        if kind is None or product.direction != "forward":
+            continue
+        load = product.experts.rows if product.experts else (product.m,)
+        module, layer = structure.layers.split(product.module)
+        key = (module, kind, len(load), sum(1 for one in load if one), max(load), sum(load), product.k, product.n)
+        rows.setdefault(key, []).append((layer, product.times))
+    for (module, kind, experts, busy, most, total, k, n), found in rows.items():
+        yield {
+            "module": module,
+            "layers": layer_ranges(layer for layer, _ in found),
+            "kind": kind,
+            "experts": experts,
+            "busy": busy,
+            "rows_per_expert": total / experts,
+            "rows_max": most,
+            "k": k,
+            "n": n,
+            "count": sum(times for _, times in found),
+        }
+
+
+def _kind(step: Step, product: Product) -> str | None:
+    if product.experts is not None:
+        return "routed"
+    if product.op in step.structure.shared_experts:
+        return "shared"
+    return "router" if product.op in step.structure.router else None
+
+
+def _batch_rows(step: Step, placed: tuple[Placed, ...], call: ExpertCall) -> Iterator[dict[str, Value]]:
+    total = sum(one.parameter.count for one in placed)
+    stored = sum(one.parameter.bytes for one in placed)
+    for tokens in BATCHES:
+        distinct = expected_experts(call.experts, call.top_k, tokens)
+        read = _read_params(step, placed, tokens)
+        yield {
+            "tokens": tokens,
+            "expected_experts": distinct,
+            "share": distinct / call.experts,
+            "read_params": round(read),
+            "read_bytes": round(read * stored / total),
+        }
+
+
+def _parallel_rows(dispatch: Dispatch, call: ExpertCall, params: Params) -> Iterator[dict[str, Value]]:
+    for machine in machines(params):
+        rate = machine.gpu.interconnect_bytes_per_second
+        for ranks in (n for n in DEGREES if call.experts % n == 0):
+            ep, tp = dispatch.sent_by_rank(ranks), dispatch.tp_sent_by_rank(ranks)
+            yield {
+                "gpu": machine.gpu.name,
+                "ranks": ranks,
+                "experts_per_rank": call.experts // ranks,
+                "ep_bytes_sent_per_rank": ep,
+                "tp_bytes_sent_per_rank": tp,
+                "ep_seconds": ep / rate if rate else None,
+                "tp_seconds": tp / rate if rate else None,
+                "less_sent": "expert parallel" if ep < tp else "tensor parallel",
+            }
+
+
+def _executed(traces: Traces, params: Params) -> tuple[Table, str]:
+    """The exchange that transformers really makes, from a run over a fake group with split sizes from the policy."""
+    units = {"kind": "", "module": "", "count": "", "payload_bytes": "B", "bytes": "B"}
+    try:
+        trace: Trace = traces(params.run_shape().with_(ep=params.ep))
+    except ShardingError as error:
+        return Table(units=units, rows=()), f"not executed: {error}"
+    counts: Counter[tuple[str, str, int]] = Counter()
+    for op, times in trace.walk():
+        if op.collective is not None:
+            module = ".".join("*" if part.isdigit() else part for part in op.module.split("."))
+            counts[op.collective.kind, module, op.collective.payload_bytes] += times
+    rows: list[dict[str, Value]] = [
+        {"kind": kind, "module": module, "count": count, "payload_bytes": payload, "bytes": count * payload}
+        for (kind, module, payload), count in counts.items()
+    ]
+    note = (
+        "collectives: of one rank, each with the batch asked for; transformers' default on a shared batch: all-reduce"
+    )
+    return Table(units=units, rows=tuple(rows)), note
