@@ -13,8 +13,6 @@ from typing import Any
 
 from introspect.table import Table, Value
 
-KV_BYTES = 2  # hand formulas take 16-bit caches
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -30,6 +28,7 @@ class Measured:
     routed_active: int
     flops_per_token: int
     kv_bytes_per_token: int
+    kv_element_bytes: int  # of the record's cache, so that a rule and not a dtype is tested
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +90,14 @@ def _attention(s: Sizes, q_heads: int, kv_heads: int, head: int) -> int:
     return s.layers * 2 * s.d * head * (q_heads + kv_heads)
 
 
-def _kv(s: Sizes, heads: int, head: int) -> int:
-    return s.layers * 2 * heads * head * KV_BYTES
+def _kv(s: Sizes, m: Measured, heads: int, head: int) -> int:
+    return s.layers * 2 * heads * head * m.kv_element_bytes
 
 
-def _expanded_kv(s: Sizes) -> int:
+def _expanded_kv(s: Sizes, m: Measured) -> int:
     if s.latent is None:
-        return _kv(s, s.kv_heads, s.head)
-    return s.layers * s.heads * sum(s.latent) * KV_BYTES
+        return _kv(s, m, s.kv_heads, s.head)
+    return s.layers * s.heads * sum(s.latent) * m.kv_element_bytes
 
 
 def _matrices(s: Sizes, m: Measured) -> int:
@@ -111,16 +110,16 @@ PARAMETERS, FLOPS, KV = "parameters", "flops_per_token", "kv_bytes_per_token"
 Rule = tuple[str, str, Callable[[Sizes, Measured], int]]
 RULES: tuple[Rule, ...] = (
     ("mha", PARAMETERS, lambda s, m: m.total - m.attention + _attention(s, s.heads, s.heads, s.head)),
-    ("mha", KV, lambda s, m: _kv(s, s.heads, s.head)),
+    ("mha", KV, lambda s, m: _kv(s, m, s.heads, s.head)),
     ("q_by_kv_heads", PARAMETERS, lambda s, m: m.total - m.attention + _attention(s, s.kv_heads, s.kv_heads, s.head)),
     ("head_dim", PARAMETERS, lambda s, m: m.total - m.attention + _attention(s, s.heads, s.kv_heads, s.d // s.heads)),
-    ("head_dim", KV, lambda s, m: _kv(s, s.kv_heads, s.d // s.heads)),
+    ("head_dim", KV, lambda s, m: _kv(s, m, s.kv_heads, s.d // s.heads)),
     ("tied", PARAMETERS, lambda s, m: m.total - m.lm_head),
     ("untied", PARAMETERS, lambda s, m: m.total + (0 if m.lm_head else s.vocabulary * s.d)),
     ("ffn_4d", PARAMETERS, lambda s, m: m.total - m.ffn + s.layers * _matrices(s, m) * s.d * 4 * s.d),
     ("two_matrix_ffn", PARAMETERS, lambda s, m: m.total - m.ffn + s.layers * 2 * s.d * s.ffn * max(1, s.experts)),
-    ("kv_expanded", KV, lambda s, m: _expanded_kv(s)),
-    ("all_layers_full", KV, lambda s, m: _kv(s, s.kv_heads, s.head)),
+    ("kv_expanded", KV, lambda s, m: _expanded_kv(s, m)),
+    ("all_layers_full", KV, lambda s, m: _kv(s, m, s.kv_heads, s.head)),
     ("all_experts", FLOPS, lambda s, m: m.flops_per_token + 2 * (m.routed - m.routed_active)),
     ("2n_per_token", FLOPS, lambda s, m: 2 * m.active),
 )

@@ -28,6 +28,7 @@ from introspect.graph import Graph, base_name
 from introspect.params import RunParams, Traces, option
 from introspect.records import RunShape, Trace
 from introspect.table import Result, Table, Value, describe_model, describe_run
+from introspect.units import DTYPE_BITS
 
 MODELS = "one"
 EXAMPLES = (
@@ -169,6 +170,7 @@ def _hand_table(record: Trace, options: Params, traces: Traces) -> Table:
             routed_active=routed - inactive,
             flops_per_token=number(flops, "weight_flops") // max(1, record.run.tokens),
             kv_bytes_per_token=number(growth, "bytes_per_token"),
+            kv_element_bytes=max((DTYPE_BITS[held.dtype] // 8 for held in record.cache), default=2),
         ),
     )
 

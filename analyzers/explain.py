@@ -58,7 +58,10 @@ def analyze(params: Params, traces: Traces) -> Result:
             ),
         },
         assumptions=("the rule behind an FFN width is a guess",),
-        notes=(f"{record.builds} changed models were built, one layer of each kind",),
+        notes=(
+            f"{record.builds} changed models were built, one layer of each kind",
+            *(() if shown else (f"no module matches {params.module!r}",)),
+        ),
     )
 
 
@@ -111,14 +114,21 @@ def _width_rows(dimensions: tuple[Dimension, ...]) -> list[dict[str, Value]]:
     if hidden is None:
         return []
     opened = {d.module: d for d in dimensions if d.dimension == "n" and _reads(sizes, d.module, "k", hidden)}
-    closed = {expression(d.terms) for d in dimensions if d.dimension == "k" and _reads(sizes, d.module, "n", hidden)}
-    attention = {expression(d.terms) for d in dimensions if d.dimension.endswith("_heads")}
+    closed = [d for d in dimensions if d.dimension == "k" and _reads(sizes, d.module, "n", hidden)]
+    counted = {d.fields for d in dimensions if d.dimension in ("experts", "query_heads", "kv_heads")}
     rows = []
-    for module, d in opened.items():
-        text = expression(d.terms)
-        if text in closed and text != expression(hidden.terms) and text not in attention and len(d.fields) == 1:
-            rows.append(_width_row(module, d.value, hidden.value))
+    for module, d in opened.items():  # a fused gate and up opens twice the width that is closed
+        width = next((c.value for c in closed if c.fields == d.fields and d.value in (c.value, 2 * c.value)), None)
+        is_plain = d.confirmed and d.fields != hidden.fields and d.fields not in counted
+        if width is not None and is_plain and not any(head in d.fields for head in _attention_fields(dimensions)):
+            rows.append(_width_row(module, width, hidden.value))
     return rows
+
+
+def _attention_fields(dimensions: tuple[Dimension, ...]) -> set[str]:
+    """Fields that decide heads or their widths."""
+    calls = ("query_heads", "kv_heads", "qk_head_dim", "v_head_dim")
+    return {name for d in dimensions if d.dimension in calls for name in d.fields}
 
 
 def _reads(sizes: dict[tuple[str, str], Dimension], module: str, side: str, hidden: Dimension) -> bool:

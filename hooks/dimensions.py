@@ -4,7 +4,7 @@ A short copy of the model (one layer of each kind) is built on meta and run on a
 resolved config is moved alone by the first step that builds; what cannot move there is moved in the raw file, where
 fields that a class derives are absent (DeepSeek's head_dim holds its rotary width in place), and at last together with
 the fields of equal value. A dimension is then fitted as a sum of products of the fields that move it, from all
-combinations of moved and unmoved fields, and the sum must predict one more change that it was not fitted to.
+combinations of moved and unmoved fields (or as a quotient of two), and must predict changes it was not fitted to.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from itertools import islice, product
+from itertools import islice, permutations, product
 from typing import Any
 
 from torch import nn
@@ -53,7 +53,7 @@ class _Search:
         self._raw = {**raw, **{key: value for key, value in shortened.items() if key in raw}}
         self._seen: dict[tuple[bool, tuple[tuple[Path, int], ...]], Sizes | None] = {}
         self.base = self._look(False, {}) or {}
-        self._moves: dict[Move, tuple[bool, tuple[int, ...]]] = {}  # whether in the raw file, and two new values
+        self._moves: dict[Move, tuple[bool, tuple[int, ...]]] = {}  # whether in the raw file, and new values that build
         self._stuck: list[Path] = []
 
     def record(self) -> ExplainRecord:
@@ -98,14 +98,16 @@ class _Search:
         for move, in_raw in tries:
             building = (s for s in _steps(value) if self._look(in_raw, dict.fromkeys(move, s)) is not None)
             if found := tuple(islice(building, 2)):
-                self._moves[move] = (in_raw, found)
+                twice = dict.fromkeys(move, 2 * value)  # a quotient may not notice a small step
+                doubled = (2 * value,) if self._look(in_raw, twice) is not None else ()
+                self._moves[move] = (in_raw, tuple(dict.fromkeys((*found, *doubled))))
                 return
         self._stuck.append(path)
 
     def _moved_by(self, move: Move) -> set[Place]:
         in_raw, news = self._moves[move]
-        sizes = self._look(in_raw, dict.fromkeys(move, news[0])) or {}
-        return {place for place, size in self.base.items() if sizes.get(place, size) != size}
+        looks = [self._look(in_raw, dict.fromkeys(move, new)) or {} for new in news]
+        return {place for place, size in self.base.items() if any(look.get(place, size) != size for look in looks)}
 
     def _restructures(self, move: Move) -> bool:
         """Whether a move adds or removes matrices or calls (counts of layers and experts, which layer is which)."""
@@ -116,8 +118,12 @@ class _Search:
         terms: tuple[Term, ...] | None = ((self.base[place], ()),)
         confirmed = False
         if moves:
-            terms = self._fit(place, moves) if len(moves) <= MOST_FIELDS else None
-            confirmed = terms is not None and self._predicts(place, moves, terms)
+            for candidate in self._candidates(place, moves):
+                if self._predicts(place, moves, candidate):
+                    terms, confirmed = candidate, True
+                    break
+            else:
+                terms = None
         return Dimension(
             module=_pattern(place[0]),
             dimension=place[1],
@@ -126,6 +132,21 @@ class _Search:
             terms=terms,
             confirmed=confirmed,
         )
+
+    def _candidates(self, place: Place, moves: list[Move]) -> Iterator[tuple[Term, ...]]:
+        """Sums that give the size as it is: the fitted one, then quotients of two fields, alone and times a third."""
+        if len(moves) > MOST_FIELDS:
+            return
+        fitted = self._fit(place, moves)
+        if fitted is not None:
+            yield fitted
+        names = {_name(move[0]): self._value(move) for move in moves}
+        for over, under in permutations(names, 2):
+            quotient = f"{over} // {under}"
+            for factors in ((quotient,), *((quotient, name) for name in names)):
+                term: tuple[Term, ...] = ((1, tuple(sorted(factors))),)
+                if _evaluate(term, names) == self.base[place]:
+                    yield term
 
     def _fit(self, place: Place, moves: list[Move]) -> tuple[Term, ...] | None:
         """The multilinear form through all combinations of each field's value and its first change."""
@@ -144,14 +165,21 @@ class _Search:
         return integers(self._resolved, 1)[move[0]]
 
     def _predicts(self, place: Place, moves: list[Move], terms: tuple[Term, ...]) -> bool:
-        """Whether the terms give the size under a change of all fields at once that they were not fitted to."""
+        """Whether the terms give the size under changes they were not fitted to: of all fields at once, and of each
+        alone to each of its changes. At least one must build."""
         in_raw = any(self._moves[move][0] for move in moves)
-        chosen = {move: self._moves[move][1][-1] for move in moves}
-        if all(len(self._moves[move][1]) < 2 for move in moves):
-            return False
-        sizes = self._look(in_raw, {path: new for move, new in chosen.items() for path in move})
-        values = {_name(move[0]): new for move, new in chosen.items()}
-        return sizes is not None and sizes.get(place) == _evaluate(terms, values)
+        own = {move: self._value(move) for move in moves}
+        trials = [{move: self._moves[move][1][-1] for move in moves}]
+        trials += [{**own, move: new} for move in moves for new in self._moves[move][1]]
+        built = 0
+        for trial in trials:
+            sizes = self._look(in_raw, {p: new for move, new in trial.items() if new != own[move] for p in move})
+            if sizes is None or place not in sizes:
+                continue
+            built += 1
+            if sizes[place] != _evaluate(terms, {_name(move[0]): new for move, new in trial.items()}):
+                return False
+        return built > 0 and any(len(self._moves[move][1]) > 1 for move in moves)
 
 
 def _steps(value: int) -> Iterator[int]:
@@ -233,7 +261,8 @@ def _evaluate(terms: tuple[Term, ...], values: dict[str, int]) -> int:
     for coefficient, names in terms:
         part = coefficient
         for name in names:
-            part *= values[name]
+            over, _, under = name.partition(" // ")
+            part *= values[over] // values[under] if under else values[name]
         total += part
     return total
 

@@ -22,7 +22,7 @@ from introspect.api import Answer, answer
 from introspect.atomic import write_atomically
 from introspect.commands import Command, command_help, command_names, load_command
 from introspect.completion import SHELLS, completion_script
-from introspect.errors import IntrospectError, UnknownNameError, UsageError
+from introspect.errors import FileAccessError, IntrospectError, UnknownNameError, UsageError
 from introspect.options import Option, options_of, parse
 from introspect.params import AccessParams
 from introspect.render import FORMATS, render
@@ -37,16 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Nothing that is not a bug of ours ends in a traceback."""
     with _watched_interrupts() as interrupts:
         try:
+            if sys.stdout is None:
+                raise FileAccessError("standard output", "write", "it is closed")
             code = run(sys.argv[1:] if argv is None else argv)
-            sys.stdout.flush()
+            _write("")
             return code
         except IntrospectError as error:
             return _fail(str(error), USAGE)
         except KeyboardInterrupt:
             return _fail("interrupted", INTERRUPTED)
         except BrokenPipeError:
-            # The reader has left. Python would complain once more when it flushes stdout at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _leave_stdout()  # the reader has left
             return FINE
         except Exception as error:
             if interrupts:
@@ -73,6 +74,23 @@ def _watched_interrupts() -> Iterator[list[int]]:
         yield seen
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _write(text: str) -> None:
+    """Write to stdout and flush. A full disk behind it is an error in our words; a reader that left is not."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _leave_stdout()
+        raise FileAccessError("standard output", "write", error.strerror or str(error)) from None
+
+
+def _leave_stdout() -> None:
+    """Send what Python still holds for stdout nowhere: it would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(text: str, code: int) -> int:
@@ -121,7 +139,7 @@ def _answer(command: Command, argv: list[str]) -> int:
     found = answer(command, models, values, flags=True)
     text = render(found.results, form, table=table, width=_width() if output is None else None)
     if output is None:
-        sys.stdout.write(text)
+        _write(text)
     else:
         write_atomically(Path(output), text)
     return _exit_code(found, strict)

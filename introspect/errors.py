@@ -55,6 +55,9 @@ class ModelRunError(IntrospectError):
         super().__init__(f"{model}: the {phase} run failed at {where}: {problem}")
 
 
+FEW_NAMES = 12  # names that an error lists whole
+
+
 class UnknownNameError(IntrospectError):
     """A command or option that does not exist: says which is meant when some are near. `kind` as "command"."""
 
@@ -63,7 +66,9 @@ class UnknownNameError(IntrospectError):
         self.name = name
         bare = {each.lstrip("-"): each for each in known}  # dashes alone make no two options alike
         self.nearest = tuple(bare[near] for near in get_close_matches(name.lstrip("-"), sorted(bare), n=3))
-        hint = f"did you mean {' or '.join(self.nearest)}?" if self.nearest else "see --help for those there are"
+        few = len(bare) <= FEW_NAMES
+        all_names = f"expected one of {', '.join(sorted(bare.values()))}" if few else "see --help for those there are"
+        hint = f"did you mean {' or '.join(self.nearest)}?" if self.nearest else all_names
         super().__init__(f"unknown {kind} {name}; {hint}")
 
 

@@ -15,7 +15,11 @@ from typing import Any, Literal, Protocol
 from introspect.records import Phase, RunShape, Trace
 
 MOST = 10**9
-"""Sequences and tokens a sequence: beyond a billion, sizes of tensors leave 64 bits."""
+"""Sequences: beyond a billion, sizes of tensors leave 64 bits."""
+MOST_NEW_TOKENS = 2**21
+"""New tokens a sequence: their positions and mask rows are real, about 1.2 kB of memory each."""
+MOST_TOKENS = 2**24
+"""Cached tokens a sequence: their mask columns are real, some tens of bytes each."""
 
 
 def option(
@@ -53,9 +57,13 @@ class RunParams:
 
     phase: Phase = option("prefill", "what to run", choices=("prefill", "decode", "train"))
     batch: int = option(1, "sequences", short="b", at_most=MOST)
-    seq: int = option(2048, "prompt tokens per sequence (prefill, train)", short="s", at_most=MOST)
+    seq: int = option(2048, "prompt tokens per sequence (prefill, train)", short="s", at_most=MOST_NEW_TOKENS)
     context: int | None = option(
-        None, "cached tokens per sequence (default: 2048 in decode, 0 otherwise)", short="c", at_least=0, at_most=MOST
+        None,
+        "cached tokens per sequence (default: 2048 in decode, 0 otherwise)",
+        short="c",
+        at_least=0,
+        at_most=MOST_TOKENS,
     )
     dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
     logits: Literal["all", "last"] = option("all", "positions the head runs on", choices=("all", "last"))
@@ -83,8 +91,8 @@ class RunParams:
 class TrainParams:
     """Which training step to run."""
 
-    batch: int = option(1, "sequences of one rank's step", short="b")
-    seq: int = option(2048, "tokens per sequence", short="s")
+    batch: int = option(1, "sequences of one rank's step", short="b", at_most=MOST)
+    seq: int = option(2048, "tokens per sequence", short="s", at_most=MOST_NEW_TOKENS)
     dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
     routing: Literal["balanced", "uniform", "zipf"] = option(
         "balanced", "how tokens spread over experts", choices=("balanced", "uniform", "zipf")

@@ -105,6 +105,8 @@ def _from_path(model: str, path: Path, status: os.stat_result, trust: bool, offl
         if _status(config) is None:
             raise ConfigFileError(str(path), f"a folder without config.json ({_listing(path)})", "config.json in it")
         return _from_config(config, id=model, kind="directory", text=f"directory {model}", trust=trust, offline=offline)
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigFileError(model, "no regular file (a pipe, socket or device)", MODEL_FORMS)
     if path.suffix == ".py":
         raise ConfigFileError(model, "a Python file", f"the name of a factory in it, as {model}:build")
     if path.suffix != ".json":
@@ -188,6 +190,9 @@ def _require_architecture(path: Path, config: dict[str, Any]) -> None:
     """Refuse JSON that is no model config, in terms of what it looks like."""
     if "weight_map" in config:
         raise ConfigFileError(str(path), "a checkpoint index", "the config.json beside it")
+    if {"introspect", "command", "totals"} <= config.keys():
+        found = f"an answer of `introspect {config['command']}`, which holds no record"
+        raise ConfigFileError(str(path), found, "a model, or a trace written by introspect.save_trace")
     if config.get("model_type") is None and not config.get("architectures"):
         raise ConfigFileError(str(path), "names neither model_type nor architectures", "a transformers config.json")
     if not isinstance(config.get("model_type", ""), str | None):

@@ -149,6 +149,8 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 def is_trace_file(path: Path) -> bool:
     """Whether a file starts as `save_trace` starts one; everything else is a model to be found."""
     try:
+        if not path.is_file():  # a pipe would wait for its writer
+            return False
         with path.open("rb") as file:
             return file.read(len(_TRACE_START)) == _TRACE_START
     except (OSError, ValueError):

@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -258,3 +259,27 @@ def test_the_option_list_is_frozen(golden, monkeypatch):
         for option, takes_value in sorted(option_names(parser).items()):
             lines.append(f"{name} {option}{' VALUE' if takes_value else ''}\n")
     golden("options.txt", "".join(lines))
+
+
+@pytest.mark.parametrize(("redirect", "problem"), [(">/dev/full", "No space left on device"), (">&-", "it is closed")])
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_2(redirect, problem):
+    command = f"{shlex.quote(sys.executable)} -m introspect gpus {redirect}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    assert done.returncode == 2
+    assert done.stderr == f"introspect: standard output: cannot write it: {problem}\n"
+
+
+def test_a_pipe_is_no_model(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe.json")
+
+    assert main(["params", str(tmp_path / "pipe.json")]) == 2
+    assert "no regular file (a pipe, socket or device)" in capsys.readouterr().err
+
+
+def test_an_answer_is_no_model(tmp_path, capsys):
+    path = tmp_path / "answer.json"
+    path.write_text('{"introspect": "0.1.0", "command": "kv", "totals": {}}')
+
+    assert main(["params", str(path)]) == 2
+    assert "an answer of `introspect kv`, which holds no record; expected a model" in capsys.readouterr().err
