@@ -48,6 +48,16 @@ MOST_DRAWN = 1 << 23
 # An exchange of counts between ranks: what arrives follows from no value of this rank.
 EXCHANGE = torch.ops.c10d.alltoall_base_.default
 
+# Factories that take shape or dtype of a tensor and never its values: what they fill in (None: their last argument).
+LIKE = {
+    aten.zeros_like.default: 0,
+    aten.ones_like.default: 1,
+    aten.full_like.default: None,
+    aten.new_zeros.default: 0,
+    aten.new_ones.default: 1,
+    aten.new_full.default: None,
+}
+
 # Frames of these folders relay a question; the line that asked lies outside them.
 RELAYS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.abspath(__file__)), os.path.dirname(__file__), "<")
 
@@ -141,6 +151,12 @@ class Shadow:
             shape, dtype = tuple(out.shape), out.dtype
             self.give_later(out, lambda: draw(shape, dtype))
 
+    def _fill_like(self, func: Any, args: Any, out: torch.Tensor) -> None:
+        """One number everywhere, whatever the values of the tensor whose shape or dtype was taken."""
+        number = LIKE[func] if LIKE[func] is not None else args[-1]
+        shape, dtype = tuple(out.shape), out.dtype
+        self.give_later(out, lambda: torch.full(shape, number, dtype=dtype))
+
     def _follow(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         recipes = self._recipes
         outputs = [out] if isinstance(out, torch.Tensor) else out
@@ -156,6 +172,9 @@ class Shadow:
             address = tensor.untyped_storage()._cdata
             written.add(address)
             known = known and address in recipes
+        if not known and func in LIKE:
+            self._fill_like(func, args, out)
+            return
         known = known and torch.Tag.nondeterministic_seeded not in func.tags
         mutates = func._schema.is_mutable
         for position, tensor in enumerate(outputs):

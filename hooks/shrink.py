@@ -25,6 +25,7 @@ from introspect.errors import ShrinkError
 from introspect.hooks.config_fields import Fields, Path, cuts, fields_of, integers, read, scaled
 from introspect.hooks.layer_kinds import Kind, layer_kinds
 from introspect.hooks.observe import observe
+from introspect.hooks.replay import listening, replayed
 from introspect.records import ModelIdentity, RunShape, Trace
 
 TOKENS = 12  # of the runs that compare candidates; windows are made smaller than this
@@ -116,10 +117,13 @@ class _Search:
         )
 
     def runs(self, look: Look) -> bool:
-        """Whether the model of real tensors prefills and decodes: meta knows no index that is out of range."""
+        """Whether the model of real tensors prefills and decodes, as we run it (meta knows no index out of range) and
+        as the library does (it may read fields that our kernels do not need)."""
         try:
             model = build_with_weights(self._model_class, read(self._config_class, look.fields))
-            observe(model, IDENTITY, RunShape(phase="decode", seq=1, context=TOKENS))
+            with listening(model) as heard:
+                observe(model, IDENTITY, RunShape(phase="decode", seq=1, context=TOKENS))
+            replayed(model, heard)
         except Exception:  # whatever a model's code raises says that this candidate is none
             return False
         return True
@@ -178,7 +182,7 @@ class _Search:
                 yield scaled(self.best.fields, chosen)
 
     def smaller_limits(self) -> None:
-        """Lower the integers that bound what a run does and that no parameter's shape shows: all at once, else singly."""
+        """Lower the integers that bound a run and that no parameter's shape shows: all at once, else one by one."""
         fields = self.best.fields
         limits = [
             path

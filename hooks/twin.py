@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from introspect.hooks.config_fields import differing
 from introspect.hooks.observe import observe
-from introspect.hooks.odd_models import own_cache
-from introspect.hooks.run import cache_of
-from introspect.hooks.session import EXPERTS_CHOICE
+from introspect.hooks.replay import Heard, listening, replayed
 from introspect.hooks.shrink import IDENTITY, TOKENS, build_on_meta, build_with_weights, shrink
 from introspect.records import AttentionCall, ExpertCall, Phase, RunShape, Trace
 from introspect.twin_record import TwinAgreement, TwinReport
@@ -45,7 +40,7 @@ def run_twin(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> Tw
     differences: list[str] = []
     for run in RUNS:
         meta_trace = observe(build_on_meta(model_class, small), IDENTITY, run)
-        with _listening(real) as heard:
+        with listening(real) as heard:
             real_trace = observe(real, IDENTITY, run)
         assumed = {_shapes(meta_trace, call) for call in _attention(meta_trace) if call.assumed_pairs}
         on_meta, on_cpu = _calls(meta_trace, assumed), _calls(real_trace, assumed)
@@ -62,7 +57,7 @@ def run_twin(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> Tw
 
 
 def _calls(trace: Trace, assumed: set[Shapes]) -> Counter[Call]:
-    """Every call with its number. Attention calls in `assumed`, whose pairs depend on weights, count by their shapes."""
+    """Every call and how often. Attention calls in `assumed`, whose pairs depend on weights, count by their shapes."""
     counted: Counter[Call] = Counter()
     for op, times in trace.walk():
         for gemm in op.gemms:
@@ -112,46 +107,10 @@ def _differences(phase: Phase, on_meta: Counter[Call], on_cpu: Counter[Call]) ->
             yield f"{phase}: only on {where}: {times} x {kind} {', '.join(map(str, sizes))}"
 
 
-@dataclass(slots=True)
-class _Heard:
-    """One call of a model: what it was given and the logits it returned."""
-
-    inputs: dict[str, Any]
-    logits: torch.Tensor
-
-
-@contextmanager
-def _listening(model: nn.Module) -> Iterator[list[_Heard]]:
-    """Note every call of the model itself while active."""
-    heard: list[_Heard] = []
-
-    def note(_: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any], output: Any) -> None:
-        heard.append(_Heard(inputs, _logits(output)))
-
-    handle = model.register_forward_hook(note, with_kwargs=True)
-    try:
-        yield heard
-    finally:
-        handle.remove()
-
-
-def _logits(output: Any) -> torch.Tensor:
-    logits: torch.Tensor = output.logits if getattr(output, "logits", None) is not None else output[0]
-    return logits
-
-
-def _output_error(model: nn.Module, heard: list[_Heard]) -> float | None:
+def _output_error(model: nn.Module, heard: list[Heard]) -> float | None:
     """Largest difference from the logits that the library's own attention and experts give, relative to the largest."""
-    for module in model.modules():  # the eager experts: grouped_mm refuses rows that are no multiple of 16 bytes
-        if hasattr(config := getattr(module, "config", None), EXPERTS_CHOICE):
-            setattr(config, EXPERTS_CHOICE, "eager")
-    name, cache, errors = "cache", own_cache(model), []
-    with torch.no_grad():
-        for call in heard:
-            inputs = call.inputs | ({name: cache} if call.inputs.get(name) is not None else {})
-            output = model(**inputs)
-            name, cache = cache_of(output) if cache_of(output)[1] is not None else (name, cache)
-            errors.append(_relative_error(call.logits, _logits(output)))
+    pairs = zip(heard, replayed(model, heard), strict=True)
+    errors = [_relative_error(call.logits, library) for call, library in pairs]
     return None if None in errors or not errors else max(error for error in errors if error is not None)
 
 

@@ -102,3 +102,20 @@ def test_nothing_is_computed_unless_asked():
         ids = known(observed, torch.zeros((1, 4), dtype=torch.int64))
         model(input_ids=ids, use_cache=True)
         assert observed.shadow.decisions == []
+
+
+def test_a_factory_like_an_unknown_tensor_has_its_number_as_value():
+    shadow = Shadow()
+    unknown = torch.empty((2, 3), device="meta")
+
+    outs = [
+        shadow.run(func, (unknown, *args), {"dtype": torch.int32, "device": torch.device("meta")})
+        for func, args in (
+            (torch.ops.aten.zeros_like.default, ()),
+            (torch.ops.aten.ones_like.default, ()),
+            (torch.ops.aten.new_full.default, ([2], 7)),
+        )
+    ]
+
+    assert [shadow.value(out).tolist() for out in outs] == [[[0, 0, 0]] * 2, [[1, 1, 1]] * 2, [7, 7]]
+    assert shadow.value(unknown) is None
