@@ -103,7 +103,7 @@ def test_nothing_is_written_when_something_is_wrong(call, saved, tmp_path):
             ["demo", "MODEL", "-b", "two"],
             "--batch: got 'two', expected an integer at least 1 and at most 1,000,000,000",
         ),
-        (["demo", "MODEL", "-c", "-1"], "--context: got -1, expected an integer at least 0 and at most 1,000,000,000"),
+        (["demo", "MODEL", "-c", "-1"], "--context: got -1, expected an integer at least 0 and at most 16,777,216"),
         (["demo", "MODEL", "--share", "1.5"], "--share: got 1.5, expected a number above 0 and at most 1"),
         (["demo", "MODEL", "--share", "half"], "--share: got 'half', expected a number above 0 and at most 1"),
         (["demo", "MODEL", "--mode", "fst"], "--mode: got 'fst', expected fast or slow; did you mean fast?"),

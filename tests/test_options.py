@@ -71,7 +71,7 @@ def test_what_is_no_whole_number_is_refused(text):
         ({"batch": 1.5}, "batch: got 1.5, expected an integer at least 1 and at most 1,000,000,000"),
         ({"batch": True}, "batch: got True, expected an integer at least 1 and at most 1,000,000,000"),
         ({"batch": None}, "batch: got None, expected an integer at least 1 and at most 1,000,000,000"),
-        ({"context": -1}, "context: got -1, expected an integer at least 0 and at most 1,000,000,000"),
+        ({"context": -1}, "context: got -1, expected an integer at least 0 and at most 16,777,216"),
         ({"mfu": 0}, "mfu: got 0, expected a number above 0 and at most 1"),
         ({"mfu": 1.01}, "mfu: got 1.01, expected a number above 0 and at most 1"),
         ({"mfu": float("nan")}, "mfu: got nan, expected a number above 0 and at most 1"),
