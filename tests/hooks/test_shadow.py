@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from support.tiny import build
 
 from introspect.hooks.session import session
+from introspect.hooks.shadow import Shadow
 from introspect.records import RunShape
 
 
