@@ -2,6 +2,7 @@
 
 - a first `introspect trace` against a bare script that imports the same class and builds it on meta (wanted: 1.3x)
 - recording against the bare meta forward of the same model (wanted: 1.5x)
+- the record of a training step of Llama-3-70B (wanted: 20 s)
 - `introspect --help` and an answer from a stored trace (wanted: 0.3 s, no torch)
 - peak resident memory of DeepSeek-V3 and Llama-3.1-405B (wanted: 1 GB)
 
@@ -89,6 +90,12 @@ def recording(runs: int) -> None:
 
         plain, ours = timed_alternately(bare, recorded, runs)
         print(f"recording {name}: {ours:.2f} s, bare forward {plain:.2f} s, ratio {ours / plain:.2f} (wanted 1.5)")
+    large = build(resolve("meta-llama/Meta-Llama-3-70B"))
+    for checkpointing in (False, True):
+        start = time.perf_counter()
+        observe(large.module, large.identity, RunShape(phase="train", seq=2048, checkpointing=checkpointing))
+        again = ", layers recomputed" if checkpointing else ""
+        print(f"training step of Llama-3-70B{again}: {time.perf_counter() - start:.2f} s (wanted 20)")
 
 
 def memory() -> None:
