@@ -15,12 +15,6 @@ SIZES = {
     "num_attention_heads": 2,
     "vocab_size": 8,
 }
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "vocab_size": 8,
-}
 
 
 def opened(**fields):
