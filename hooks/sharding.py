@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -38,9 +39,12 @@ def observe_sharded(model: Source | nn.Module, run: RunShape, rank: int = 0) -> 
     `run.batch` is what the ranks of one tensor-parallel group share. Raises ShardingError when the model has no plan,
     the degrees do not fit it, or the model's code fails on the shards.
     """
+    if run.ep > 1 and run.ep % run.tp:
+        raise ShardingError(_degrees(run), f"{run.ep} is no multiple of {run.tp}", "--ep a multiple of --tp")
     with fake_group(max(run.tp, run.ep), rank):
         with no_tie_weights():  # a tied parameter has one name, and the plan may shard the other
             built = build(model, run.dtype)
+            _untie(built.module)
             notes = shard(built.module, run, meshes(run.tp, run.ep))
         if isinstance(built.module, PreTrainedModel):
             built.module.tie_weights(recompute_mapping=False)
@@ -93,8 +97,6 @@ def shard(module: nn.Module, run: RunShape, groups: Meshes) -> tuple[str, ...]:
     """Shard a module by its own plans, in place; returns what the record should say of it. Raises ShardingError."""
     if not isinstance(module, PreTrainedModel):
         raise ShardingError(type(module).__name__, "no transformers model", "a model with a tp_plan or ep_plan")
-    if run.ep > 1 and run.ep % run.tp:
-        raise ShardingError(_degrees(run), f"{run.ep} is no multiple of {run.tp}", "--ep a multiple of --tp")
     tp_plan, ep_plan = _plans(module, run)
     try:
         if run.tp > 1:
@@ -108,6 +110,16 @@ def shard(module: nn.Module, run: RunShape, groups: Meshes) -> tuple[str, ...]:
         for name, plan in (("tp_plan", tp_plan), ("ep_plan", ep_plan))
         if plan
     )
+
+
+def _untie(module: nn.Module) -> None:
+    """Give every name of a shared parameter one of its own: a module that was handed in is tied already."""
+    seen: set[int] = set()
+    for path, parameter in list(module.named_parameters(remove_duplicate=False)):
+        if id(parameter) in seen:
+            owner, _, name = path.rpartition(".")
+            setattr(module.get_submodule(owner), name, nn.Parameter(torch.empty_like(parameter)))
+        seen.add(id(parameter))
 
 
 def _plans(module: PreTrainedModel, run: RunShape) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.tiny import LLAMA
+
+import introspect
+from introspect.errors import OptionError, ShardingError
+
+CONFIGS = {
+    "llama": {"model_type": "llama", **LLAMA, "num_attention_heads": 8, "num_key_value_heads": 4},
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512, "n_positions": 64},
+    "olmo2": {"model_type": "olmo2", **LLAMA},
+    "mixtral": {"model_type": "mixtral", **LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2},
+}
+SEQ = 16
+
+
+@pytest.fixture
+def model(tmp_path):
+    def write(name, **changes):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({"torch_dtype": "bfloat16", **CONFIGS[name], **changes}))
+        return str(path)
+
+    return write
+
+
+def shard(path, **options):
+    return introspect.analyze("shard", path, **{"seq": SEQ, **options})
+
+
+def test_both_routes_agree_where_the_plan_shards_everything(model):
+    result = shard(model("llama"), tp=4)
+
+    assert result.run["route"] == "transformers"
+    assert all(row["same"] for row in result.tables["routes"].rows)
+
+
+def test_a_model_without_a_plan_is_cut_by_megatrons_rules(model):
+    result = shard(model("gpt2"), tp=4)
+
+    assert result.run["route"] == "megatron"
+    assert "an empty tp_plan" in result.notes[0]
+    fused = next(row for row in result.tables["gemms"].rows if row["module"].endswith("c_attn"))
+    assert fused["n"] == 3 * 64 // 4
+
+
+def test_kv_heads_are_held_by_several_ranks_where_there_are_fewer(model):
+    totals = shard(model("llama"), tp=8).totals
+
+    assert (totals["query_heads_per_rank"], totals["kv_heads_per_rank"], totals["kv_replication"]) == (1, 1, 2)
+    assert totals["kv_bytes_per_token_per_rank"] == 2 * 2 * 8 * 2  # layers x (k, v) x head width x bf16
+
+
+def test_a_degree_that_does_not_divide_names_the_size_and_the_nearest_degrees(model):
+    with pytest.raises(ShardingError, match=r"4 KV heads of .*k_proj do not divide by 3") as error:
+        shard(model("llama"), tp=3)
+    assert error.value.expected == "--tp 2 or 4"
+    with pytest.raises(ShardingError, match=r"4 KV heads .* do not divide by 8.* invalid for input"):
+        shard(model("llama"), tp=8, engine="transformers")
+    with pytest.raises(ShardingError, match=r"8 experts .* do not divide by 3.*--ep 2 or 4"):
+        shard(model("mixtral"), ep=3)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_shards_sum_to_the_whole(model, name, tp):
+    result = shard(model(name), tp=tp, engine="megatron")
+
+    for row in result.tables["parameters"].rows:
+        # shared out exactly, held whole by all, or KV heads held by several
+        assert row["copies"] == 1 or row["shape"] == row["whole_shape"] or tp % row["copies"] == 0
+    totals = result.totals
+    held = totals["weight_bytes_sharded_per_rank"] * tp + totals["weight_bytes_replicated_per_rank"]
+    kv_copies = sum(
+        (row["copies"] - 1) * row["sharded_bytes"] * tp / row["copies"] for row in result.tables["parameters"].rows
+        if row["shape"] != row["whole_shape"]
+    )  # fmt: skip
+    assert held - kv_copies == totals["weight_bytes"]
+
+
+def test_wire_bytes_follow_the_ring(model):
+    rows = shard(model("llama"), tp=4).tables["collectives"].rows
+
+    reduced = [row for row in rows if row["kind"] == "all_reduce"]
+    payload = SEQ * 64 * 2
+    assert sum(row["count"] for row in reduced) == 2 * 2 + 1  # two a layer and the embedding's
+    assert {row["bytes_each"] for row in reduced} == {payload}
+    assert {row["wire_bytes_each"] for row in reduced} == {2 * 3 * payload // 4}
+    (gathered,) = (row for row in rows if row["kind"] == "all_gather")
+    assert gathered["wire_bytes_each"] == 3 * (SEQ * 512 * 2) // 4
+
+
+def test_sequence_parallelism_sends_as_much_in_other_pieces(model):
+    plain, scattered = (shard(model("llama"), tp=4, sequence_parallel=on) for on in (False, True))
+
+    kinds = {row["kind"] for row in scattered.tables["collectives"].rows}
+    assert kinds == {"reduce_scatter", "all_gather"}
+    assert scattered.totals["wire_bytes_per_step"] == plain.totals["wire_bytes_per_step"]
+
+
+def test_a_norm_over_all_heads_needs_an_all_reduce_of_a_number_a_token(model):
+    result = shard(model("olmo2"), tp=2, engine="megatron")
+
+    rows = [row for row in result.tables["collectives"].rows if "q_norm" in row["module"]]
+    assert [(row["kind"], row["bytes_each"]) for row in rows] == [("all_reduce", SEQ * 4)]
+    assert any("q_norm" in note and "normalised over all ranks' channels" in note for note in result.notes)
+
+
+def test_a_padded_vocabulary_shows(model):
+    result = shard(model("llama", vocab_size=509), tp=4, engine="megatron")
+
+    table = next(row for row in result.tables["parameters"].rows if row["parameter"] == "lm_head.weight")
+    assert (table["shape"], table["copies"]) == ([128, 64], 512 / 509)
+    wider = shard(model("llama"), tp=4, engine="megatron", vocabulary_multiple=96)
+    assert next(row for row in wider.tables["gemms"].rows if row["module"] == "lm_head")["n"] == 192
+
+
+def test_stages_hold_everything_once_and_wait(model):
+    result = shard(model("llama", num_hidden_layers=5), pp=3, batch=4, microbatches=4)
+
+    stages = result.tables["stages"].rows
+    assert [row["layers"] for row in stages] == ["0-1", "2-3", "4"]
+    assert sum(row["weight_bytes"] for row in stages) == result.totals["weight_bytes"]
+    assert result.totals["pp_bubble_share"] == 2 / 6
+    with pytest.raises(ShardingError, match="5 layers; expected at most 5 stages"):
+        shard(model("llama", num_hidden_layers=5), pp=6)
+    with pytest.raises(OptionError, match="--microbatches: got 3, expected a divisor of the 4 sequences"):
+        shard(model("llama"), pp=2, batch=4, microbatches=3)
+
+
+def test_tiles_that_are_not_full_are_listed(model):
+    rows = shard(model("llama"), tp=4).tables["tiles"].rows
+
+    down = next(row for row in rows if row["module"].endswith("down_proj") and row["dimension"] == "k")
+    assert (down["size"], down["over_64"], down["waste_64"]) == (40, 40, 1 - 40 / 64)
+
+
+def test_experts_spread_over_more_ranks_than_share_a_batch(model):
+    executed = shard(model("mixtral"), tp=2, ep=8, batch=4, engine="transformers")
+    megatron = shard(model("mixtral"), tp=2, ep=8, batch=4, engine="megatron")
+
+    def experts(result):
+        return [
+            (row["batch"], row["m"], row["k"], row["n"])
+            for row in result.tables["gemms"].rows
+            if row["kind"] == "grouped"
+        ]
+
+    # 4 groups x 4 x 16 tokens x top-2 over 8 experts, one a rank
+    assert experts(executed) == experts(megatron) == [(1, 64, 64, 320), (1, 64, 160, 64)]
+    sent = [row for row in megatron.tables["collectives"].rows if row["kind"] == "all_to_all"]
+    assert [(row["count"], row["bytes_each"]) for row in sent] == [(4, 4 * SEQ * 2 * 64 * 2 // 2)]
