@@ -80,11 +80,11 @@ def session(model: nn.Module, run: RunShape, budget: int | None = None) -> Itera
 def _without_distribution_checks() -> Iterator[None]:
     """A torch distribution checks the values of its parameters, which meta tensors do not have."""
     checked = Distribution._validate_args
-    Distribution.set_default_validate_args(False)  # type: ignore[no-untyped-call]
+    Distribution.set_default_validate_args(False)
     try:
         yield
     finally:
-        Distribution.set_default_validate_args(checked)  # type: ignore[no-untyped-call]
+        Distribution.set_default_validate_args(checked)
 
 
 @contextmanager

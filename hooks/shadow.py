@@ -49,7 +49,7 @@ MOST_DRAWN = 1 << 23
 EXCHANGE = torch.ops.c10d.alltoall_base_.default
 
 # Factories that take shape or dtype of a tensor and never its values: what they fill in (None: their last argument).
-LIKE = {
+LIKE: dict[Any, Any] = {
     aten.zeros_like.default: 0,
     aten.ones_like.default: 1,
     aten.full_like.default: None,
@@ -153,7 +153,7 @@ class Shadow:
 
     def _fill_like(self, func: Any, args: Any, out: torch.Tensor) -> None:
         """One number everywhere, whatever the values of the tensor whose shape or dtype was taken."""
-        number = LIKE[func] if LIKE[func] is not None else args[-1]
+        number: float = args[-1] if LIKE[func] is None else LIKE[func]
         shape, dtype = tuple(out.shape), out.dtype
         self.give_later(out, lambda: torch.full(shape, number, dtype=dtype))
 

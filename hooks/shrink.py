@@ -32,6 +32,7 @@ TOKENS = 12  # of the runs that compare candidates; windows are made smaller tha
 SMALLEST = 8  # no field is made smaller than this, and no matrix narrower
 SMALL = 30_000_000  # parameters with which a model builds and runs on a CPU in about a second
 ENOUGH = 4_000_000  # parameters below which fields are no longer shrunk one by one
+DEEPER = (2, 3, 4)  # multiples of the fewest layers that are tried where those few make no model
 FACTORS = (64, 32, 16, 8, 4, 2)
 MAX_LOOKS = 300  # candidates built at most; a build and run of a few small layers takes 10 to 100 ms
 
@@ -157,10 +158,11 @@ class _Search:
         return all(new <= old for new, old in pairs) and any(new < old for new, old in pairs)
 
     def fewer_layers(self) -> None:
-        """Cut every stack to the fewest first layers that show all its kinds (two where there are two)."""
+        """Cut every stack to the fewest first layers that show all its kinds, at least two, or to some more."""
         for stack, kinds in self.best.kinds.items():
             fewest = max(min(2, len(kinds)), _covering(kinds))
-            any(self._cut(stack, keep) for keep in range(fewest, min(fewest + 2, len(kinds))))
+            depths = (fewest, fewest + 1, *(fewest * n for n in DEEPER))
+            any(self._cut(stack, keep) for keep in depths if keep < len(kinds))
 
     def _cut(self, stack: str, keep: int) -> bool:
         for fields in cuts(self.best.fields, len(self.best.kinds[stack]), keep):

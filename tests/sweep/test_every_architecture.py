@@ -17,7 +17,7 @@ UNVERIFIED: dict[str, str] = json.loads((Path(__file__).parents[1] / "data" / "u
 """Types whose twin cannot agree with meta, each with the reason."""
 
 # Types that keep no cache: their models run all tokens again for each new one.
-WITHOUT_CACHE = {"openai-gpt", "xlm", "xlnet"}
+WITHOUT_CACHE = {"openai-gpt", "xlm"}
 LEAST_VERIFIED = 180
 
 
