@@ -31,6 +31,11 @@ def question(request, tiny_config, tmp_path_factory):
         path = tmp_path_factory.mktemp("checkpoint") / "model.safetensors"
         save_file({"weight": torch.zeros(2, 3)}, path)
         return name, [str(path)], OPTIONS[name]
+    if name == "moe":
+        path = tmp_path_factory.mktemp("experts") / "config.json"
+        sizes = json.loads(Path(tiny_config).read_text()) | {"model_type": "mixtral", "num_local_experts": 4}
+        path.write_text(json.dumps({**sizes, "architectures": ["MixtralForCausalLM"]}))
+        return name, [str(path)], {}
     models = {"none": 0, "one": 1, "two": 2, "many": 1}[load_command(name).models]
     return name, [tiny_config] * models, OPTIONS.get(name, {})
 
