@@ -69,7 +69,7 @@ class Params(GpuParams):
     """Contexts, what an engine chooses for its cache, and the GPUs."""
 
     context: tuple[int, ...] = option(
-        (2048,), "cached tokens per sequence, repeatable", short="c", metavar="N", at_least=0
+        (2048,), "cached tokens per sequence, repeatable", short="c", metavar="N", at_least=0, at_most=MOST_TOKENS
     )
     dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
     kv_dtype: str | None = option(None, "keep cached keys and values in this type", choices=tuple(KV_FORMATS))

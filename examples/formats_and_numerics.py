@@ -1,6 +1,6 @@
 """Number formats and what their rounding does: our numbers beside the published ones.
 
-    python examples/formats_and_numerics.py
+python examples/formats_and_numerics.py
 """
 
 import introspect

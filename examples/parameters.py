@@ -1,6 +1,6 @@
 """How many parameters, where they are, and how many a token uses: our numbers beside the published ones.
 
-    python examples/parameters.py
+python examples/parameters.py
 """
 
 import introspect

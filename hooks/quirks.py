@@ -46,7 +46,7 @@ def repaired(raw: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     if _holds(config, "quantization_config"):
         # The quantisers replace modules by packed ones; a format's bytes are computed from the logical matrices.
         config = _without(config, frozenset({"quantization_config"}))
-        notes.append("built without its quantization_config: parameters, dtype and bytes are the logical ones (stored bytes: `introspect quant`)")
+        notes.append("built without its quantization_config: bytes are the logical ones (stored: `introspect quant`)")
     repair = REPAIRS.get(config.get("model_type", ""))
     if repair is not None and repair.when in config:
         config = {repair.rename.get(name, name): value for name, value in config.items()} | repair.change

@@ -126,7 +126,7 @@ class TestIdentity:
         assert {parameter.dtype for parameter in built.module.parameters()} == {torch.bfloat16}
         assert built.identity.config["quantization_config"]["quant_method"] == "fp8"
         assert built.identity.notes == (
-            "built without its quantization_config: parameters, dtype and bytes are the logical ones (stored bytes: `introspect quant`)",
+            "built without its quantization_config: bytes are the logical ones (stored: `introspect quant`)",
         )
 
     def test_the_quantisers_own_file_is_carried_beside_the_raw_config(self):

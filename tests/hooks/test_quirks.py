@@ -37,7 +37,9 @@ def test_quantisers_are_left_out_of_the_whole_and_its_parts_and_it_says_so():
     for raw in (LLAMA | quantised, LLAMA | {"text_config": {"hidden_size": 8} | quantised}):
         config, notes = repaired(raw)
         assert "quantization_config" not in str(config)
-        assert notes == ("built without its quantization_config: parameters, dtype and bytes are the logical ones (stored bytes: `introspect quant`)",)
+        assert notes == (
+            "built without its quantization_config: bytes are the logical ones (stored: `introspect quant`)",
+        )
     assert repaired(LLAMA | {"quantization_config": None})[1] == ()
 
 

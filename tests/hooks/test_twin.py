@@ -51,7 +51,9 @@ def test_a_cache_that_is_filled_wrongly_on_meta_shows(monkeypatch):
     assert not report.same_calls
     assert not report.verified
     assert {("decode", "cache"), ("decode", "attention")} <= wrong
-    assert any(line.startswith("decode: only on meta: ") and "(2, 4, 13, 16)" in line for line in report.differences)
+    assert any(
+        line.startswith("decode of 1: only on meta: ") and "(2, 4, 13, 16)" in line for line in report.differences
+    )
 
 
 def test_experts_that_forget_their_weights_show_in_the_logits(monkeypatch):
