@@ -19,7 +19,7 @@ from introspect.hooks.config_fields import differing
 from introspect.hooks.observe import observe
 from introspect.hooks.replay import Heard, listening, replayed
 from introspect.hooks.shrink import IDENTITY, TOKENS, build_on_meta, build_with_weights, shrink
-from introspect.records import AttentionCall, ExpertCall, Phase, RunShape, Trace
+from introspect.records import AttentionCall, ExpertCall, Repeat, RunShape, Trace
 from introspect.twin_record import TwinAgreement, TwinReport
 
 Call = tuple[str, tuple[object, ...]]  # kind and sizes
@@ -30,6 +30,7 @@ RUNS = (
     RunShape(phase="prefill", batch=BATCH, seq=TOKENS),
     RunShape(phase="decode", batch=BATCH, seq=1, context=TOKENS),
 )
+LONG = RunShape(phase="prefill", batch=BATCH, seq=512)  # a scan over so many tokens is folded on meta, never on the CPU
 
 
 def run_twin(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> TwinReport:
@@ -38,14 +39,16 @@ def run_twin(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> Tw
     real = build_with_weights(model_class, small)
     agreements: list[TwinAgreement] = []
     differences: list[str] = []
-    for run in RUNS:
+    for run in (LONG, *RUNS):
         meta_trace = observe(build_on_meta(model_class, small), IDENTITY, run)
+        if run is LONG and not any(isinstance(op, Repeat) for op in meta_trace.ops):
+            continue
         with listening(real) as heard:
             real_trace = observe(real, IDENTITY, run)
         assumed = {_shapes(meta_trace, call) for call in _attention(meta_trace) if call.assumed_pairs}
         on_meta, on_cpu = _calls(meta_trace, assumed), _calls(real_trace, assumed)
-        agreements.extend(_agreements(run.phase, on_meta, on_cpu))
-        differences.extend(_differences(run.phase, on_meta, on_cpu))
+        agreements.extend(_agreements(run, on_meta, on_cpu))
+        differences.extend(_differences(run, on_meta, on_cpu))
     return TwinReport(
         class_name=model_class.__name__,
         parameters=sum(p.numel() for p in real.parameters()),
@@ -88,10 +91,17 @@ def _routed_rows(experts: ExpertCall) -> int:
     return max(sum(experts.rows), experts.tokens * experts.top_k)
 
 
-def _agreements(phase: Phase, on_meta: Counter[Call], on_cpu: Counter[Call]) -> Iterator[TwinAgreement]:
+def _agreements(run: RunShape, on_meta: Counter[Call], on_cpu: Counter[Call]) -> Iterator[TwinAgreement]:
     both, meta_only, cpu_only = (_by_kind(c) for c in (on_meta & on_cpu, on_meta - on_cpu, on_cpu - on_meta))
     for kind in sorted({*both, *meta_only, *cpu_only}):
-        yield TwinAgreement(phase=phase, kind=kind, both=both[kind], meta_only=meta_only[kind], cpu_only=cpu_only[kind])
+        yield TwinAgreement(
+            phase=run.phase,
+            tokens=run.seq,
+            kind=kind,
+            both=both[kind],
+            meta_only=meta_only[kind],
+            cpu_only=cpu_only[kind],
+        )
 
 
 def _by_kind(calls: Counter[Call]) -> Counter[str]:
@@ -101,10 +111,10 @@ def _by_kind(calls: Counter[Call]) -> Counter[str]:
     return counted
 
 
-def _differences(phase: Phase, on_meta: Counter[Call], on_cpu: Counter[Call]) -> Iterator[str]:
+def _differences(run: RunShape, on_meta: Counter[Call], on_cpu: Counter[Call]) -> Iterator[str]:
     for where, calls in (("meta", on_meta - on_cpu), ("CPU", on_cpu - on_meta)):
         for (kind, sizes), times in sorted(calls.items(), key=str):
-            yield f"{phase}: only on {where}: {times} x {kind} {', '.join(map(str, sizes))}"
+            yield f"{run.phase} of {run.seq}: only on {where}: {times} x {kind} {', '.join(map(str, sizes))}"
 
 
 def _output_error(model: nn.Module, heard: list[Heard]) -> float | None:

@@ -11,13 +11,15 @@ OUTPUT_TOLERANCE = 1e-4  # of the largest output; fp32 sums in another order dif
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinAgreement:
-    """Calls of one kind in one phase: how many both runs made with the same sizes, how many only one of them made.
+    """Calls of one kind in one step: how many both runs made with the same sizes, how many only one of them made.
 
-    `kind`: a product's kind (linear, grouped, attention_qk, conv, scan, ...), "attention" (shapes, heads, visible
-    pairs, window), "experts" (experts, top-k, tokens, rows) or "cache" (class and shape of each tensor, before, after).
+    `tokens`: new ones a sequence. `kind`: a product's kind (linear, grouped, attention_qk, conv, scan, ...),
+    "attention" (shapes, heads, visible pairs, window), "experts" (experts, top-k, tokens, rows) or "cache" (class and
+    shape of each tensor, before and after).
     """
 
     phase: Phase
+    tokens: int
     kind: str
     both: int
     meta_only: int
@@ -48,7 +50,7 @@ class TwinReport:
 
     @property
     def same_calls(self) -> bool:
-        """Whether meta and CPU made the same calls in every phase."""
+        """Whether meta and CPU made the same calls in every step."""
         return all(agreement.agrees for agreement in self.agreements)
 
     @property

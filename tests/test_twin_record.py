@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from introspect.twin_record import OUTPUT_TOLERANCE, TwinAgreement, TwinReport
 
-SAME = TwinAgreement(phase="prefill", kind="linear", both=7, meta_only=0, cpu_only=0)
+SAME = TwinAgreement(phase="prefill", tokens=12, kind="linear", both=7, meta_only=0, cpu_only=0)
 REPORT = TwinReport(
     class_name="Tiny", parameters=10, changed=(), agreements=(SAME,), differences=(), output_error=OUTPUT_TOLERANCE
 )
