@@ -15,7 +15,7 @@ from introspect.hooks.dtypes import dtype_name
 from introspect.hooks.eager_attention import mark_eager_attention
 from introspect.hooks.gradients import mark_gradients
 from introspect.hooks.masks import MaskFacts
-from introspect.hooks.op_kinds import op_kind
+from introspect.hooks.op_kinds import op_kind, op_name
 from introspect.hooks.recorder import RawOp, Recorder, View
 from introspect.hooks.rules import attention_call, products
 from introspect.hooks.session import Session
@@ -136,7 +136,7 @@ def _op(
     cache_storages: set[int],
 ) -> Op:
     gemms = tuple(_refine(g, tensors) for g in products(raw, recorder.views))
-    name = str(raw.func)
+    name = op_name(raw.func)
     if gemms and _is_outer(gemms, tensors):
         gemms, kind = (), "outer"
     elif gemms:

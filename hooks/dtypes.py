@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 _NAMES = {
@@ -19,6 +21,7 @@ _NAMES = {
 _TORCH = {short: getattr(torch, name) for name, short in _NAMES.items()}
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """The short name: bf16 for torch.bfloat16; integer types keep torch's name."""
     name = str(dtype).removeprefix("torch.")

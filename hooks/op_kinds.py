@@ -3,6 +3,8 @@ rules.py is unclassified and reported: silence about an op would be a claim that
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from introspect.hooks.collectives import KINDS as COLLECTIVES
@@ -70,6 +72,13 @@ _CASTS = ("_to_copy", "to")
 _POINTWISE = torch.Tag.pointwise
 
 
+@cache
+def op_name(func: torch._ops.OpOverload) -> str:
+    """The name, as aten.mm.default; kept, since torch puts the name together anew each time."""
+    return str(func)
+
+
+@cache
 def op_kind(func: torch._ops.OpOverload) -> str:
     """The kind of an op without products; "unclassified" when nothing is known about it."""
     name = func._schema.name

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from introspect.hooks.op_kinds import op_name
 from introspect.hooks.recorder import RawOp
 from introspect.records import AttentionCall, Gemm, GemmKind
 
@@ -51,7 +52,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def products(raw: RawOp, views: list[Any]) -> tuple[Gemm, ...]:
     """The products of one recorded op; empty when it performs none (or no rule knows it)."""
-    found = RULES.get(str(raw.func))
+    found = RULES.get(op_name(raw.func))
     if found is None:
         return ()
     shapes = tuple(views[i].shape for i in raw.ins)
@@ -258,7 +259,7 @@ def convolution_backward(call: Call) -> Iterator[Gemm]:
 
 def attention_call(raw: RawOp, views: list[Any]) -> AttentionCall | None:
     """The attention facts of an `introspect::attention` op, None for any other."""
-    if str(raw.func) != "introspect.attention.default":
+    if op_name(raw.func) != "introspect.attention.default":
         return None
     q, k = views[raw.ins[0]].shape, views[raw.ins[1]].shape
     pairs, widest, causal = raw.args[8:11]
