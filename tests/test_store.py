@@ -38,7 +38,7 @@ def test_what_was_saved_is_loaded():
     assert store.load(path) == small_trace()
 
 
-OTHER = {"phase": "train", "dtype": "fp32", "logits": "last", "routing": "zipf"}
+OTHER = {"phase": "train", "dtype": "fp32", "logits": "last", "routing": "zipf", "lora_targets": ("q_proj",)}
 
 
 @pytest.mark.parametrize("name", [member.name for member in fields(RunShape)])
