@@ -10,18 +10,25 @@ RUNTIME_FIELDS = frozenset(
 )
 """Kernel choices some files carry. They ask for packages (flash-attn) and change no parameter; a run makes its own."""
 
+CLASS_FIELDS = frozenset({"model_type", "architectures"})
+"""What says which class a config is for."""
+
 DTYPE_FIELDS = frozenset({"dtype", "torch_dtype"})
 """Dropped where they say "auto" (the dtype of the stored weights): a config class would look it up in torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """A change of one model_type's configs that hold the field `when`. The reader is told `note`."""
+    """A change of one model_type's configs that hold the field `when`. The reader is told `note`.
+
+    `nest`: the part into which all fields go that say nothing about the class.
+    """
 
     when: str
     note: str
     rename: dict[str, str] = field(default_factory=dict)
     change: dict[str, Any] = field(default_factory=dict)
+    nest: str | None = None
 
 
 REPAIRS = {
@@ -34,6 +41,11 @@ REPAIRS = {
         when="attention_head_dim",
         rename={"attention_head_dim": "head_dim"},
         note="this config spells head_dim as attention_head_dim, which HunYuanMoEV1Config does not read",
+    ),
+    "step3p7": Repair(
+        when="num_hidden_layers",
+        nest="text_config",
+        note="this config gives the text model's sizes at the top level, where Step3p7Config does not read them",
     ),
 }
 """By model_type. Only what transformers itself has no general rule for."""
@@ -50,6 +62,9 @@ def repaired(raw: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     repair = REPAIRS.get(config.get("model_type", ""))
     if repair is not None and repair.when in config:
         config = {repair.rename.get(name, name): value for name, value in config.items()} | repair.change
+        if repair.nest is not None:
+            head = {name: config.pop(name) for name in CLASS_FIELDS & config.keys()}
+            config = head | {repair.nest: config}
         notes.append(repair.note)
     return config, tuple(notes)
 

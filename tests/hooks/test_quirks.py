@@ -58,3 +58,16 @@ def test_hunyuans_head_width_is_read_under_its_other_name():
     unread = {name: value for name, value in HUNYUAN.items() if name != "attention_head_dim"}
     with pytest.raises(BuildError, match="the config leaves head_dim empty"):
         build(source_of(unread))
+
+
+def test_a_step_config_without_a_text_part_gives_its_sizes_to_the_text_model():
+    flat = {"model_type": "step3p7", "num_hidden_layers": 3, "hidden_size": 64, "vocab_size": 100}
+
+    config, notes = repaired(flat)
+
+    assert config == {
+        "model_type": "step3p7",
+        "text_config": {"num_hidden_layers": 3, "hidden_size": 64, "vocab_size": 100},
+    }
+    assert notes == (REPAIRS["step3p7"].note,)
+    assert repaired(config) == (config, ())
