@@ -100,7 +100,11 @@ class _Search:
         self._model_class = model_class
         self._config_class = config_class
         self._looks = 0
-        self.best = self._look(fields)
+        try:
+            self.best = self._look(fields)
+        except Exception as error:  # a class may refuse what it wrote itself
+            problem = f"its config read back from its own fields: {' '.join(str(error).split())}"
+            raise ShrinkError(model_class.__name__, problem) from error
         self._kinds = {path: set(kinds) for path, kinds in self.best.kinds.items()}
         self._narrowest = min(SMALLEST, self.best.narrowest)
 

@@ -86,6 +86,18 @@ def test_layers_that_come_in_a_period_are_kept_until_each_kind_was_seen():
     assert shrink(JambaForCausalLM, config).num_hidden_layers == 5
 
 
+def test_a_config_that_its_class_does_not_read_back_is_refused_with_the_reason():
+    class OneWay(LlamaConfig):
+        @classmethod
+        def from_dict(cls, fields, **options):
+            raise ValueError("no way back")
+
+    with pytest.raises(
+        ShrinkError, match=r"LlamaForCausalLM: no small twin found: its config read back .*: no way back"
+    ):
+        shrink(LlamaForCausalLM, OneWay())
+
+
 def test_a_model_that_no_field_makes_small_is_refused_with_its_size(monkeypatch):
     monkeypatch.setattr(shrinking, "SMALL", 100)
 
