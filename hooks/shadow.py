@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from introspect.hooks.meta_kernels import MetaKernels
 from introspect.records import Decision
 
 aten = torch.ops.aten
@@ -91,6 +92,7 @@ class Shadow:
     decisions: list[Decision] = field(default_factory=list)
     module_path: Any = None
     received: Callable[[], torch.Tensor] | None = None
+    _kernels: MetaKernels = field(default_factory=MetaKernels)
     _recipes: dict[int, Recipe] = field(default_factory=dict)
     _products: dict[int, Draw] = field(default_factory=dict)  # storage of a matrix, as it is or cast -> its products
     _kept: list[Any] = field(default_factory=list)
@@ -132,7 +134,7 @@ class Shadow:
             return self._answer(func, args, kwargs)
         if func is aten.index.Tensor and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):
             args = (args[0], self._masks_to_indices(args[1]))
-        out = func(*args, **kwargs)
+        out = self._kernels.run(func, args, kwargs)
         self._follow(func, args, kwargs, out)
         if self._products and func in PRODUCTS:
             self._draw(func, args, out)
