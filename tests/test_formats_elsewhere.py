@@ -82,7 +82,7 @@ def test_nvfp4_whose_second_scale_of_inputs_belongs_to_the_checkpoint(torchao, w
     found = parts(NVFP4Tensor.to_nvfp4(weights, per_tensor_scale=scale))
 
     assert found.pop("per_tensor_scale") == ((), "fp32")
-    assert {*found.values(), ((2,), "fp32")} == ours("nvfp4")  # two fp32: of the weights and, in a checkpoint, of inputs
+    assert {*found.values(), ((2,), "fp32")} == ours("nvfp4")  # of weights and of inputs
 
 
 def test_int4_of_hqq_in_groups_of_128(weights):
