@@ -2,8 +2,9 @@
 
 Each product and attention call takes max(FLOPs / peak, bytes / bandwidth), both scaled by --mfu and --mbu; `seconds` is
 their sum. `seconds_floor` overlaps everything perfectly and reads only what no engine can avoid (of routed experts as
-few as one token could use); `seconds_ceiling` reads as many experts as the tokens could hit; `seconds_unfused` adds a
-round trip to memory for every element-wise op; `seconds_whole_weights` is the rule of thumb that reads every parameter.
+few as one token could use); `seconds_ceiling` is `seconds` when routing spreads over as many experts as the tokens could
+hit; `seconds_unfused` adds a round trip to memory for every element-wise op; `seconds_whole_weights` is the rule of
+thumb that reads every parameter. `bound` compares all arithmetic of the step with all its traffic.
 Work is the engine's: attention over visible pairs, the head on the last position, latent attention absorbed.
 
 Crossover, decode: with F FLOPs and W weight bytes, a batch of B sequences is bound by compute when
@@ -15,7 +16,7 @@ for which some batch does is `max_compute_bound_context`. Routed experts' W grow
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from introspect.analyzers._folding import Layer, layer_ranges
 from introspect.analyzers._roofline import (
@@ -131,7 +132,7 @@ def _gpu_row(step: Step, works: tuple[Work, ...], machine: Machine, params: Para
         "ridge_flop_per_byte": None if ridge is None else ridge * machine.mfu / machine.mbu,
         "seconds": seconds,
         "seconds_floor": _larger(compute, machine.memory_seconds(compulsory_bytes(step, step.weight_reads.floor))),
-        "seconds_ceiling": _larger(compute, machine.memory_seconds(compulsory_bytes(step, step.weight_reads.ceiling))),
+        "seconds_ceiling": total_seconds(map(_most_experts, works), machine),
         "seconds_unfused": None if seconds is None else seconds + machine.memory_seconds(_elementwise_bytes(step)),
         "seconds_whole_weights": _larger(compute, machine.memory_seconds(compulsory_bytes(step, step.weight_bytes))),
         "bound": None if compute is None else _bound(works, compute, machine),
@@ -148,6 +149,14 @@ def _gpu_row(step: Step, works: tuple[Work, ...], machine: Machine, params: Para
 
 def _larger(compute: float | None, memory: float) -> float | None:
     return None if compute is None else max(compute, memory)
+
+
+def _most_experts(work: Work) -> Work:
+    """The same work when no two tokens meet in an expert while there are others."""
+    if work.experts is None:
+        return work
+    hit = min(work.experts.experts, work.experts.top_k * work.experts.tokens)
+    return replace(work, weight_bytes=max(work.weight_bytes, work.expert_bytes * hit / work.experts.experts))
 
 
 def _bound(works: tuple[Work, ...], compute: float, machine: Machine) -> str:

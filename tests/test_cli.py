@@ -177,11 +177,21 @@ def test_ctrl_c_is_exit_code_130(call):
     assert call("crash", "--how", "KeyboardInterrupt") == (130, "", "introspect: interrupted\n")
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as in a terminal, also for child processes: a shell's background jobs start with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_that_a_library_swallowed_is_no_bug(call):
     assert call("crash", "--how", "swallow") == (130, "", "introspect: interrupted\n")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # left as it was
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_running_command_stops_on_ctrl_c_and_leaves_nothing(tmp_path):
     path = tmp_path / "out.json"
     program = (
@@ -192,7 +202,7 @@ def test_a_running_command_stops_on_ctrl_c_and_leaves_nothing(tmp_path):
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
+    _, err = process.communicate(timeout=60)
 
     assert (process.returncode, err) == (130, "introspect: interrupted\n")
     assert list(tmp_path.iterdir()) == []
