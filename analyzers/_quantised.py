@@ -62,9 +62,13 @@ def _matrix(shape: tuple[int, ...], n: int, k: int) -> Matrix:
 
 
 def kept(one: Quantisable, patterns: Iterable[str]) -> bool:
-    """Whether --keep names this parameter, with or without its last part (".weight")."""
-    names = (one.path, one.path.rpartition(".")[0])
-    return any(fnmatch(name, pattern) for name in names for pattern in patterns)
+    """Whether --keep names this parameter."""
+    return any(names(pattern, one.path) for pattern in patterns)
+
+
+def names(pattern: str, path: str) -> bool:
+    """Whether the pattern matches a parameter's path, with or without its last part (".weight")."""
+    return fnmatch(path, pattern) or fnmatch(path.rpartition(".")[0], pattern)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 from introspect.analyzers._folding import layer_ranges
 from introspect.analyzers._kv_memory import KV_FORMATS, KvMemory, with_format
-from introspect.analyzers._quantised import Quantisable, Quantised, in_format, kept, natively, quantisable
+from introspect.analyzers._quantised import Quantisable, Quantised, in_format, kept, names, natively, quantisable
 from introspect.analyzers._roofline import Machine, Work, machines, step_work, total_seconds
 from introspect.analyzers._step import Step
-from introspect.errors import TraceShapeError
+from introspect.errors import OptionError, TraceShapeError
 from introspect.formats import Format, load_formats, load_recipes
 from introspect.native_record import NativeFormat
 from introspect.params import GpuParams, Traces, option
@@ -101,6 +101,7 @@ def analyze(params: Params, traces: Traces, native: NativeFormat | None) -> Resu
     steps = _Steps.of(params, traces)
     step = steps.any
     matrices = quantisable(step.structure)
+    _check_patterns(params, step, matrices)
     formats = _formats(params, steps, matrices, native)
     found = machines(params)
     dtype = step.trace.run.dtype or "bf16"
@@ -125,6 +126,16 @@ def analyze(params: Params, traces: Traces, native: NativeFormat | None) -> Resu
         notes=tuple(_notes(params, native)),
         unclassified=tuple(f"{op.op} in {op.module} ({op.count})" for op in step.trace.unclassified),
     )
+
+
+def _check_patterns(params: Params, step: Step, matrices: tuple[Quantisable, ...]) -> None:
+    """OptionError for a --keep that names no parameter at all (one that stays high anyway may be named)."""
+    paths = {parameter.path for parameter in step.trace.parameters}
+    for pattern in params.keep:
+        if not any(names(pattern, path) for path in paths):
+            some = sorted({one.path.removesuffix(".weight").rpartition(".")[2] for one in matrices})[:12]
+            expected = f"a pattern of a parameter's path, as '*o_proj*'; quantised here are {', '.join(some) or 'none'}"
+            raise OptionError("--keep", pattern, expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +317,7 @@ def _assumptions(params: Params, step: Step) -> Iterable[str]:
 def _notes(params: Params, native: NativeFormat | None) -> Iterable[str]:
     yield "weight-only formats compute in the model's dtype: they gain nothing where arithmetic is the bound (prefill)"
     yield "fits: weights and the cache of --batch sequences at --context; gpus_needed: weights alone"
+    yield "times are of one GPU, as if its memory held the model where gpus_needed is more (cost spreads them)"
     if params.only and "native" not in params.only:
         return
     if native is None:

@@ -2,8 +2,8 @@
 
 Each product and attention call takes max(FLOPs / peak, bytes / bandwidth), both scaled by --mfu and --mbu; `seconds` is
 their sum. `seconds_floor` overlaps everything perfectly and reads only what no engine can avoid (of routed experts as
-few as one token could use); `seconds_ceiling` is `seconds` when routing spreads over as many experts as the tokens could
-hit; `seconds_unfused` adds a round trip to memory for every element-wise op; `seconds_whole_weights` is the rule of
+few as one token could use); `seconds_ceiling` is `seconds` when the tokens hit as many experts as they could;
+`seconds_unfused` adds a round trip to memory for every element-wise op; `seconds_whole_weights` is the rule of
 thumb that reads every parameter. `bound` compares all arithmetic of the step with all its traffic.
 Work is the engine's: attention over visible pairs, the head on the last position, latent attention absorbed.
 

@@ -70,6 +70,16 @@ def test_room_for_the_cache(llama):
     assert (found["fits"], found["gpus_needed"]) == (True, 1)
 
 
+def test_a_pattern_that_keeps_nothing_is_refused():
+    with pytest.raises(OptionError) as error:
+        introspect.analyze("quant", LLAMA, keep=("*o_proj*", "o_porj"))
+    assert str(error.value) == (
+        "--keep: got 'o_porj', expected a pattern of a parameter's path, as '*o_proj*'; quantised here are down_proj, "
+        "gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    )
+    assert introspect.analyze("quant", LLAMA, keep="lm_head", only="nf4").tables  # named, though it stays high anyway
+
+
 def test_the_price_of_keeping_o_and_down(llama):
     extra = {r["module"].rpartition(".")[2]: r["extra_bytes_if_kept"] for r in llama.tables["keep"].rows}
 
