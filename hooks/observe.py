@@ -121,9 +121,19 @@ def _trace(
         recomputed_bytes=step.recomputed_bytes,
         rope=gather_rope(model, run.context + run.seq),
         decisions=tuple(observed.shadow.decisions),
-        assumptions=(*assumptions, *step.assumptions, *graph.assumptions),
+        assumptions=(*assumptions, *step.assumptions, *graph.assumptions, *_beyond_positions(model, run)),
         unclassified=graph.unclassified,
     )
+
+
+def _beyond_positions(model: nn.Module, run: RunShape) -> Iterator[str]:
+    """Positions past the config's: shapes hold, but a table of learned positions ends there, and training may have."""
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    promised = getattr(text, "max_position_embeddings", None)
+    positions = run.context + run.seq
+    if isinstance(promised, int) and positions > promised > 0:
+        yield f"{positions:,} positions, as if the config did not end at {promised:,} (max_position_embeddings)"
 
 
 def _cache(observed: Session, step: Step) -> tuple[CacheTensor, ...]:

@@ -116,6 +116,13 @@ def test_a_sliding_window_limits_the_pairs_and_the_cache():
     assert {c.window for c in decode.cache} == {16}
 
 
+@pytest.mark.parametrize(("context", "said"), [(63, ()), (64, ("65 positions, as if the config did not end at 64",))])
+def test_positions_past_the_configs_are_said(context, said):
+    trace = record(build("GPT2", n_positions=64, n_embd=64, n_head=4, n_layer=1), phase="decode", context=context)
+
+    assert tuple(line.partition(" (")[0] for line in trace.assumptions) == said
+
+
 def test_experts_multiply_the_rows_that_the_policy_gives_them():
     trace = record(build("Mixtral", num_local_experts=4, num_experts_per_tok=2), seq=10)
 
