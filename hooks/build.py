@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,11 +106,24 @@ def _instantiate(source: Source, chosen: architecture.Architecture, dtype: torch
             empty = [name for name, value in vars(chosen.config).items() if value is None and bound_of(name)]
             if "NoneType" in problem and empty:
                 problem += f" (the config leaves {', '.join(empty)} empty)"
+            if isinstance(error, KeyError) and (fields := _fields_of(error.args[0], source.config)):
+                problem += f" (the value of {', '.join(fields)})"
             raise BuildError(source.id, problem, "correct the config") from error
     _onto_meta(module, dtype)
     _keep_as_loaded(module, dtype)
     module.eval()
     return module
+
+
+def _fields_of(value: object, fields: Mapping[str, Any], path: str = "") -> list[str]:
+    """Names of the config's fields with this text: what a constructor looked up and did not find."""
+    found = []
+    for name, own in fields.items():
+        if isinstance(own, Mapping):
+            found += _fields_of(value, own, f"{path}{name}.")
+        elif isinstance(own, str) and own == value:
+            found.append(path + name)
+    return found
 
 
 def _onto_meta(module: nn.Module, dtype: torch.dtype) -> None:

@@ -41,7 +41,10 @@ def token_ids(session: Session, model: nn.Module, batch: int, tokens: int) -> to
     """Token ids [batch, tokens] on the model's device, with values: plain tokens, none of the config's special ones."""
     config = getattr(model, "config", None)
     vocabulary, special = _vocabulary(config)
-    device = next(iter(model.parameters())).device
+    first = next(iter(model.parameters()), None)
+    if first is None:
+        raise ValueError("it has no parameters, so no language model: give its inputs")
+    device = first.device
 
     def values() -> torch.Tensor:
         plain = torch.tensor([i for i in range(vocabulary) if i not in special][:4096] or [0])

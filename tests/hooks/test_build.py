@@ -217,6 +217,18 @@ class TestRefused:
             "** or pow(): 'NoneType' and 'float' (the config leaves head_dim empty); correct the config"
         )
 
+    @pytest.mark.parametrize(
+        ("fields", "name"),
+        [({"hidden_act": "swishy"}, "hidden_act"), ({"rope_scaling": {"type": "swishy"}}, "rope_scaling.type")],
+    )
+    def test_the_field_whose_value_is_not_known_is_named(self, fields, name):
+        with pytest.raises(BuildError) as caught:
+            build(source_of(LLAMA | fields))
+        assert str(caught.value) == (
+            "test.json: cannot build the model: LlamaForCausalLM raised KeyError: 'swishy' "
+            f"(the value of {name}); correct the config"
+        )
+
     def test_sizes_that_overflow_together(self):
         huge = {"hidden_size": 2**28, "intermediate_size": 2**28, "num_local_experts": 100_000}
         config = LLAMA | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]} | huge

@@ -7,6 +7,7 @@ from support.tiny import IDENTITY, build, products, record
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from introspect.errors import ModelRunError
 from introspect.hooks.observe import observe
 from introspect.records import RunShape
 
@@ -181,6 +182,11 @@ def test_a_convolution_network_is_recorded_from_its_inputs():
     # 2 x 256 positions x (3 channels x 9) x 8; the head 2 x 8 x 5
     assert products(trace) == {"conv": 2 * 512 * 27 * 8, "linear": 2 * 2 * 8 * 5}
     assert not trace.unclassified
+
+
+def test_a_module_without_parameters_needs_its_inputs():
+    with pytest.raises(ModelRunError, match="it has no parameters, so no language model: give its inputs"):
+        observe(nn.Identity(), IDENTITY, RunShape(seq=4))
 
 
 def test_a_plain_gpt_calling_fused_attention_directly_keeps_its_heads():
