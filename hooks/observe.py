@@ -128,7 +128,7 @@ def _trace(
 
 def _beyond_positions(model: nn.Module, run: RunShape) -> Iterator[str]:
     """Positions past the config's: shapes hold, but a table of learned positions ends there, and training may have."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     promised = getattr(text, "max_position_embeddings", None)
     positions = run.context + run.seq
