@@ -4,29 +4,32 @@
 is multiplied, the looked-up rows, and of the routed experts E*(1 - (1 - k/E)^T), the distinct ones that T independent
 uniform tokens reach on average (`expected_experts`; `simulated_experts` is what --routing drew). `rows_per_expert` is
 the mean over all E experts. `imbalance` is the busiest expert's rows over the mean, `rank_imbalance` the busiest rank's
-(--ep ranks of E/N neighbouring experts), both averaged over the layers. With --capacity-factor c an expert takes
-ceil(c*T*k/E) rows and the rest is dropped. Bytes sent are defined in _moe_traffic.py.
+(--ep ranks of E/N neighbouring experts), both averaged over the layers; the table `policies` runs the step under each
+policy. With --capacity-factor c an expert takes ceil(c*T*k/E) rows and the rest is dropped. Bytes sent are defined in
+_moe_traffic.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from typing import get_args
 
 from introspect.analyzers import params as params_command
 from introspect.analyzers._components import Components, Placed
 from introspect.analyzers._folding import Layer, layer_ranges
 from introspect.analyzers._labels import Labels
+from introspect.analyzers._moe_balance import balance_of, expert_calls
 from introspect.analyzers._moe_traffic import SENT, Dispatch
 from introspect.analyzers._products import Product
 from introspect.analyzers._roofline import machines
 from introspect.analyzers._step import Step
 from introspect.analyzers._traffic import expected_experts
-from introspect.errors import OptionError, ShardingError
+from introspect.errors import OptionError, ShardingError, TraceShapeError
 from introspect.params import GpuParams, RunParams, Traces, option
-from introspect.records import ExpertCall, Trace
+from introspect.records import ExpertCall, Routing, Trace
 from introspect.table import Result, Table, Value, describe_model, describe_run
 
 MODELS = "one"
@@ -55,7 +58,7 @@ def analyze(params: Params, traces: Traces) -> Result:
     """Totals, experts, distinct experts by batch, and expert against tensor parallelism."""
     step = Step(traces(params.run_shape()))
     trace = step.trace
-    blocks = _blocks(step)
+    blocks = expert_calls(trace)
     if not blocks:
         raise OptionError(
             "MODEL", trace.model.id, "a model with routed experts: this one's record holds no expert call"
@@ -68,6 +71,7 @@ def analyze(params: Params, traces: Traces) -> Result:
     placed = tuple(Components(Labels(step.structure)).placed())
     tables = {
         "experts": Table(units=EXPERT_UNITS, rows=tuple(_expert_rows(step))),
+        "policies": Table(units=POLICY_UNITS, rows=tuple(_policy_rows(params, traces, call))),
         "batches": Table(units=BATCH_UNITS, rows=tuple(_batch_rows(step, placed, call))),
         "parallel": Table(units=PARALLEL_UNITS, rows=tuple(_parallel_rows(dispatch, call, params))),
     }
@@ -94,6 +98,9 @@ def analyze(params: Params, traces: Traces) -> Result:
 EXPERT_UNITS = dict.fromkeys(
     ("module", "layers", "kind", "experts", "busy", "rows_per_expert", "rows_max", "k", "n", "count"), ""
 )
+POLICY_UNITS = dict.fromkeys(
+    ("routing", "busy_experts", "rows_mean", "rows_max", "imbalance", "rank_imbalance", "slowest_rank_rows"), ""
+) | {"dropped_share": "share"}
 BATCH_UNITS = {"tokens": "", "expected_experts": "", "share": "share", "read_params": "", "read_bytes": "B"}
 PARALLEL_UNITS = {
     "gpu": "",
@@ -105,15 +112,6 @@ PARALLEL_UNITS = {
     "tp_seconds": "s",
     "less_sent": "",
 }
-
-
-def _blocks(step: Step) -> dict[str, ExpertCall]:
-    """The first expert call of every MoE block, by the module that made it."""
-    found: dict[str, ExpertCall] = {}
-    for op, _ in step.trace.walk():
-        if op.experts is not None and not op.backward:
-            found.setdefault(op.module, op.experts)
-    return found
 
 
 def _dispatch(step: Step, call: ExpertCall, params: Params) -> Dispatch:
@@ -139,10 +137,7 @@ def _totals(
     call = max(blocks.values(), key=lambda one: one.experts)
     fields = {name: getattr(params, name) for name in RunParams.__dataclass_fields__}
     counted = params_command.analyze(params_command.Params(**fields), traces).totals
-    loads = [one.rows for one in blocks.values()]
-    capacity = None
-    if params.capacity_factor is not None:
-        capacity = ceil(params.capacity_factor * call.tokens * call.top_k / call.experts)
+    balance, capacity = balance_of(step.trace, params.ep), _capacity(params, call)
     return {
         "total": counted["total"],
         "active": counted["active"],
@@ -153,7 +148,7 @@ def _totals(
         "experts": call.experts,
         "top_k": call.top_k,
         "expected_experts": expected_experts(call.experts, call.top_k, call.tokens),
-        "simulated_experts": _mean(sum(1 for rows in load if rows) for load in loads),
+        "simulated_experts": balance.busy_experts,
         "expected_read_params": round(_read_params(step, placed, call.tokens)),
         "dispatch_bytes_per_layer": dispatch.dispatch_bytes,
         "combine_bytes_per_layer": dispatch.combine_bytes,
@@ -163,32 +158,38 @@ def _totals(
         "tp_allreduce_bytes_per_layer": dispatch.tp_allreduce_bytes,
         "ep_wins_from_degree": dispatch.wins_from_degree(),
         "capacity_rows": capacity,
-        "dropped_share": None if capacity is None else _dropped(loads, capacity),
-        "imbalance": _mean(_imbalance(load) for load in loads),
-        "rank_imbalance": _mean(_imbalance(_by_rank(load, params.ep)) for load in loads),
-        "slowest_rank_rows": max(max(_by_rank(load, params.ep)) for load in loads),
+        "dropped_share": balance.dropped_share(capacity),
+        "imbalance": balance.imbalance,
+        "rank_imbalance": balance.rank_imbalance,
+        "slowest_rank_rows": balance.slowest_rank_rows,
     }
 
 
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
+def _capacity(params: Params, call: ExpertCall) -> int | None:
+    """Rows that an expert takes; None when it takes all."""
+    if params.capacity_factor is None:
+        return None
+    return ceil(params.capacity_factor * call.tokens * call.top_k / call.experts)
 
 
-def _imbalance(load: tuple[int, ...]) -> float:
-    """The largest share over the mean; 1 when nothing was routed."""
-    return max(load) * len(load) / sum(load) if sum(load) else 1.0
-
-
-def _by_rank(load: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Rows of each rank, which holds neighbouring experts."""
-    each = len(load) // ranks
-    return tuple(sum(load[start : start + each]) for start in range(0, each * ranks, each))
-
-
-def _dropped(loads: list[tuple[int, ...]], capacity: int) -> float:
-    routed = sum(map(sum, loads))
-    return sum(max(0, rows - capacity) for load in loads for rows in load) / routed if routed else 0.0
+def _policy_rows(params: Params, traces: Traces, call: ExpertCall) -> Iterator[dict[str, Value]]:
+    """The same step under each policy; a stored record answers for its own alone."""
+    capacity = _capacity(params, call)
+    for routing in get_args(Routing):
+        try:
+            balance = balance_of(traces(params.run_shape().with_(routing=routing)), params.ep)
+        except TraceShapeError:
+            continue
+        yield {
+            "routing": routing,
+            "busy_experts": balance.busy_experts,
+            "rows_mean": balance.rows_mean,
+            "rows_max": balance.rows_max,
+            "imbalance": balance.imbalance,
+            "rank_imbalance": balance.rank_imbalance,
+            "slowest_rank_rows": balance.slowest_rank_rows,
+            "dropped_share": balance.dropped_share(capacity),
+        }
 
 
 def _read_params(step: Step, placed: tuple[Placed, ...], tokens: int) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from introspect.records import Phase, RunShape, Trace
+from introspect.records import Phase, Routing, RunShape, Trace
 
 MOST = 10**9
 """Sequences: beyond a billion, sizes of tensors leave 64 bits."""
@@ -67,9 +67,7 @@ class RunParams:
     )
     dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
     logits: Literal["all", "last"] = option("all", "positions the head runs on", choices=("all", "last"))
-    routing: Literal["balanced", "uniform", "zipf"] = option(
-        "balanced", "how tokens spread over experts", choices=("balanced", "uniform", "zipf")
-    )
+    routing: Routing = option("balanced", "how tokens spread over experts", choices=("balanced", "uniform", "zipf"))
     seed: int = option(0, "seed of the routing policy", at_least=0)
 
     def run_shape(self) -> RunShape:
@@ -94,9 +92,7 @@ class TrainParams:
     batch: int = option(1, "sequences of one rank's step", short="b", at_most=MOST)
     seq: int = option(2048, "tokens per sequence", short="s", at_most=MOST_NEW_TOKENS)
     dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
-    routing: Literal["balanced", "uniform", "zipf"] = option(
-        "balanced", "how tokens spread over experts", choices=("balanced", "uniform", "zipf")
-    )
+    routing: Routing = option("balanced", "how tokens spread over experts", choices=("balanced", "uniform", "zipf"))
     seed: int = option(0, "seed of the routing policy", at_least=0)
 
     def run_shape(self) -> RunShape:

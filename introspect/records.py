@@ -20,6 +20,7 @@ from introspect.units import DTYPE_BITS, product_flops, tensor_bytes
 SCHEMA_VERSION = 1
 
 Phase = Literal["prefill", "decode", "train"]
+Routing = Literal["balanced", "uniform", "zipf"]
 Role = Literal["weight", "activation", "cache", "index", "constant"]
 GemmKind = Literal["linear", "grouped", "attention_qk", "attention_pv", "conv", "scan", "einsum"]
 Direction = Literal["forward", "dx", "dw"]
@@ -35,7 +36,7 @@ class RunShape:
     context: int = 0
     dtype: str | None = None  # None: the config's own
     logits: Literal["all", "last"] = "all"
-    routing: Literal["balanced", "uniform", "zipf"] = "balanced"
+    routing: Routing = "balanced"
     seed: int = 0
     tp: int = 1
     ep: int = 1

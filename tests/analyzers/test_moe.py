@@ -96,3 +96,23 @@ def test_rows_cross_between_nodes_once_for_each_node_and_the_limit_holds():
     assert sent.nodes_met(8, None) == pytest.approx(8 * (1 - (7 / 8) ** 8))
     assert sent.nodes_met(8, 4) == 4
     assert sent.between_nodes(8, 4) == round(10 * 4 * 7 / 8 * 4 * 2 * 2)
+
+
+def test_every_policy_stands_beside_the_others(tiny):
+    result = introspect.analyze("moe", tiny, seq=256, routing="zipf", ep=4, capacity_factor=1.25)
+
+    rows = {row["routing"]: row for row in result.tables["policies"].rows}
+    assert list(rows) == ["balanced", "uniform", "zipf"]
+    assert rows["balanced"]["imbalance"] < rows["uniform"]["imbalance"] < rows["zipf"]["imbalance"]
+    assert {row["rows_mean"] for row in rows.values()} == {256 * 2 / 8}
+    asked = rows["zipf"]
+    for name in ("imbalance", "rank_imbalance", "slowest_rank_rows", "dropped_share"):
+        assert asked[name] == result.totals[name]
+    assert asked["busy_experts"] == result.totals["simulated_experts"]
+
+
+def test_a_stored_record_answers_for_its_own_policy(tiny):
+    trace = introspect.trace(tiny, seq=64, routing="uniform")
+
+    rows = introspect.analyze("moe", trace).tables["policies"].rows
+    assert [row["routing"] for row in rows] == ["uniform"]
