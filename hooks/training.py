@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from introspect.hooks.functions import FunctionObserver
 from introspect.hooks.recorder import Recorder, tensors_in
 from introspect.hooks.session import Session
 from introspect.hooks.step import Step, accepted_inputs, ids_name, placed, token_ids
@@ -90,9 +91,11 @@ class Recomputation:
             self._saved.note(tensor, found)
             return pack(tensor)
 
+        # torch sets function modes aside while a backward runs: without ours a direct fused attention would decompose.
+        functions = FunctionObserver(self._session.attention, self._session.shadow)
         recorder.stage = "recompute"
         try:
-            with self._session.stack.inside(path), saved_tensors_hooks(counted, unpack):
+            with self._session.stack.inside(path), functions, saved_tensors_hooks(counted, unpack):
                 yield
         finally:
             recorder.stage = "backward"

@@ -33,6 +33,8 @@ SIZES = {
     },
     "GptOss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Bloom": {"n_layer": 2, "n_head": 4},
+    # calls torch's fused attention itself
+    "Falcon": {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False, "bias": False},
     "Qwen3Next": {
         "head_dim": 16,
         "num_experts": 4,
