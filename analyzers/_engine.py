@@ -104,7 +104,8 @@ def _routed_only(product: Product) -> Product:
     executed, routed = sum(product.experts.rows), product.experts.tokens * product.experts.top_k
     if executed <= routed:
         return product
-    busy = min(product.batch, routed)
+    own = product.experts.routed
+    busy = min(product.batch, routed) if own is None else sum(1 for rows in own if rows)
     flops = product_flops(1, routed, product.k, product.n)
     return replace(
         product,

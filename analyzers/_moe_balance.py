@@ -71,7 +71,7 @@ def expert_calls(trace: Trace) -> dict[str, ExpertCall]:
 
 def balance_of(trace: Trace, ranks: int) -> Balance:
     """The balance of a run with at least one MoE block."""
-    return Balance(tuple(call.rows for call in expert_calls(trace).values()), ranks)
+    return Balance(tuple(call.routed_rows for call in expert_calls(trace).values()), ranks)
 
 
 def _mean(values: Iterable[float]) -> float:

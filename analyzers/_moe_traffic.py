@@ -7,8 +7,8 @@ T tokens of the step, each sent to k routed experts, d wide; N ranks, each with 
     TP         one all-reduce of T rows of d after the FFN: each rank sends 2(N-1)/N of it
 
 Expert parallelism sends (N-1)/N of its rows to other ranks. With M nodes, a row that two experts of one node want
-crosses the network once (DeepSeek-V3 report, 3.2.2): under even routing k rows meet M*(1 - (1 - 1/M)^k) nodes, at most
-`max_nodes`, of which the own node is one in M.
+crosses the network once (DeepSeek-V3 report, 3.2.2): k rows meet as many nodes as _moe_nodes.py says, at most
+`--max-nodes-per-token`, of which the own node is one in M.
 """
 
 from __future__ import annotations
@@ -81,13 +81,8 @@ class Dispatch:
         moved = self.dispatch_bytes + self.combine_bytes + self.scale_bytes
         return max(2, moved // (2 * self.tp_allreduce_bytes) + 1) if self.tp_allreduce_bytes else 2
 
-    def nodes_met(self, nodes: int, max_nodes: int | None) -> float:
-        """Expected nodes that one token's experts lie on under even routing."""
-        met = nodes * (1 - (1 - 1 / nodes) ** self.top_k)
-        return min(met, max_nodes) if max_nodes else met
-
-    def between_nodes(self, nodes: int, max_nodes: int | None) -> int:
-        """Bytes that cross between nodes, both ways: each row once for each other node."""
-        crossing = self.nodes_met(nodes, max_nodes) * (nodes - 1) / nodes
+    def between_nodes(self, nodes: int, met: float) -> int:
+        """Bytes that cross between nodes, both ways: each row once for each other one of the `met` nodes it is for."""
+        crossing = met * (nodes - 1) / nodes
         row_bits = self.width * (DTYPE_BITS[SENT[self.dispatch_dtype]] + DTYPE_BITS[SENT[self.combine_dtype]])
         return round(self.tokens * crossing * row_bits / 8)

@@ -11,9 +11,9 @@ _moe_traffic.py.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import get_args
 
@@ -21,7 +21,8 @@ from introspect.analyzers import params as params_command
 from introspect.analyzers._components import Components, Placed
 from introspect.analyzers._folding import Layer, layer_ranges
 from introspect.analyzers._labels import Labels
-from introspect.analyzers._moe_balance import balance_of, expert_calls
+from introspect.analyzers._moe_balance import Balance, balance_of, expert_calls
+from introspect.analyzers._moe_nodes import choice_of, nodes_met
 from introspect.analyzers._moe_traffic import SENT, Dispatch
 from introspect.analyzers._products import Product
 from introspect.analyzers._roofline import machines
@@ -48,14 +49,16 @@ class Params(RunParams, GpuParams):
 
     dispatch_dtype: str = option("bf16", "rows to the experts are sent in this type", choices=tuple(SENT))
     combine_dtype: str = option("bf16", "rows back from the experts are sent in this type", choices=tuple(SENT))
-    capacity_factor: float | None = option(None, "rows an expert takes, over the mean; the rest is dropped")
+    capacity_factor: float | None = option(None, "rows an expert takes, over the mean; the rest is dropped", above=0)
     ep: int = option(1, "expert-parallel ranks")
-    nodes: int = option(1, "nodes that the ranks lie on")
+    nodes: int = option(1, "nodes that the ranks lie on (without --ep: a rank on each)")
     max_nodes_per_token: int | None = option(None, "nodes that a token's experts may lie on")
 
 
 def analyze(params: Params, traces: Traces) -> Result:
     """Totals, experts, distinct experts by batch, and expert against tensor parallelism."""
+    if params.ep == 1:  # nodes alone: one rank each
+        params = replace(params, ep=params.nodes)
     step = Step(traces(params.run_shape()))
     trace = step.trace
     blocks = expert_calls(trace)
@@ -64,9 +67,7 @@ def analyze(params: Params, traces: Traces) -> Result:
             "MODEL", trace.model.id, "a model with routed experts: this one's record holds no expert call"
         )
     call = max(blocks.values(), key=lambda one: one.experts)
-    if call.experts % params.ep:
-        near = [n for n in range(1, call.experts + 1) if call.experts % n == 0]
-        raise OptionError("--ep", params.ep, f"a divisor of the {call.experts} experts: {', '.join(map(str, near))}")
+    _check_ranks(params, call)
     dispatch = _dispatch(step, call, params)
     placed = tuple(Components(Labels(step.structure)).placed())
     tables = {
@@ -76,6 +77,8 @@ def analyze(params: Params, traces: Traces) -> Result:
         "parallel": Table(units=PARALLEL_UNITS, rows=tuple(_parallel_rows(dispatch, call, params))),
     }
     notes = [f"expert parallelism sends less than tensor parallelism from {dispatch.wins_from_degree()} ranks on"]
+    if call.routed is not None:
+        notes.append(f"the code multiplies every expert by every token, {sum(call.rows)} rows; shown are those routed")
     if params.ep > 1:
         tables["collectives"], note = _executed(traces, params)
         notes.append(note)
@@ -93,6 +96,19 @@ def analyze(params: Params, traces: Traces) -> Result:
         notes=tuple(notes),
         unclassified=tuple(f"{op.op} in {op.module} ({op.count})" for op in trace.unclassified),
     )
+
+
+def _check_ranks(params: Params, call: ExpertCall) -> None:
+    if call.experts % params.ep:
+        near = [n for n in range(1, call.experts + 1) if call.experts % n == 0]
+        raise OptionError("--ep", params.ep, f"a divisor of the {call.experts} experts: {', '.join(map(str, near))}")
+    if params.ep % params.nodes:
+        raise OptionError("--nodes", params.nodes, f"a divisor of the {params.ep} ranks of --ep")
+
+
+def _crossing(step: Step, dispatch: Dispatch, call: ExpertCall, params: Params) -> int:
+    met = nodes_met(choice_of(step.structure, call), params.nodes)
+    return dispatch.between_nodes(params.nodes, min(met, params.max_nodes_per_token or met))
 
 
 EXPERT_UNITS = dict.fromkeys(
@@ -154,7 +170,7 @@ def _totals(
         "combine_bytes_per_layer": dispatch.combine_bytes,
         "scale_bytes_per_layer": dispatch.scale_bytes,
         "remote_share": (params.ep - 1) / params.ep,
-        "node_crossing_bytes_per_layer": dispatch.between_nodes(params.nodes, params.max_nodes_per_token),
+        "node_crossing_bytes_per_layer": _crossing(step, dispatch, call, params),
         "tp_allreduce_bytes_per_layer": dispatch.tp_allreduce_bytes,
         "ep_wins_from_degree": dispatch.wins_from_degree(),
         "capacity_rows": capacity,
@@ -211,29 +227,29 @@ def _read_params(step: Step, placed: tuple[Placed, ...], tokens: int) -> float:
 
 
 def _expert_rows(step: Step) -> Iterator[dict[str, Value]]:
-    """Routed, shared and router products, equal ones of all layers in one row."""
+    """Routed, shared and router products, those of all layers in one row: mean rows and busy experts, most rows."""
     structure = step.structure
-    rows: dict[tuple[str, str, int, int, int, int, int, int], list[tuple[Layer, int]]] = {}
+    found: defaultdict[tuple[str, str, int, int, int], list[tuple[Layer, int, tuple[int, ...]]]] = defaultdict(list)
     for product in step.executed:
         kind = _kind(step, product)
         if kind is None or product.direction != "forward":
             continue
-        load = product.experts.rows if product.experts else (product.m,)
+        load = product.experts.routed_rows if product.experts else (product.m,)
         module, layer = structure.layers.split(product.module)
-        key = (module, kind, len(load), sum(1 for one in load if one), max(load), sum(load), product.k, product.n)
-        rows.setdefault(key, []).append((layer, product.times))
-    for (module, kind, experts, busy, most, total, k, n), found in rows.items():
+        found[module, kind, len(load), product.k, product.n].append((layer, product.times, load))
+    for (module, kind, experts, k, n), calls in found.items():
+        balance = Balance(tuple(load for _, _, load in calls))
         yield {
             "module": module,
-            "layers": layer_ranges(layer for layer, _ in found),
+            "layers": layer_ranges(layer for layer, _, _ in calls),
             "kind": kind,
             "experts": experts,
-            "busy": busy,
-            "rows_per_expert": total / experts,
-            "rows_max": most,
+            "busy": balance.busy_experts,
+            "rows_per_expert": balance.rows_mean,
+            "rows_max": balance.rows_max,
             "k": k,
             "n": n,
-            "count": sum(times for _, times in found),
+            "count": sum(times for _, times, _ in calls),
         }
 
 
@@ -284,14 +300,22 @@ def _executed(traces: Traces, params: Params) -> tuple[Table, str]:
         trace: Trace = traces(params.run_shape().with_(ep=params.ep))
     except ShardingError as error:
         return Table(units=units, rows=()), f"not executed: {error}"
-    counts: Counter[tuple[str, str, int]] = Counter()
+    found: defaultdict[tuple[str, str, int], Counter[int]] = defaultdict(Counter)
+    made: Counter[str] = Counter()  # exchanges of a module so far: counts of rows, rows out, rows back
     for op, times in trace.walk():
         if op.collective is not None:
             module = ".".join("*" if part.isdigit() else part for part in op.module.split("."))
-            counts[op.collective.kind, module, op.collective.payload_bytes] += times
+            found[op.collective.kind, module, made[op.module]][op.collective.payload_bytes] += times
+            made[op.module] += 1
     rows: list[dict[str, Value]] = [
-        {"kind": kind, "module": module, "count": count, "payload_bytes": payload, "bytes": count * payload}
-        for (kind, module, payload), count in counts.items()
+        {
+            "kind": kind,
+            "module": module,
+            "count": payloads.total(),
+            "payload_bytes": sum(payload * count for payload, count in payloads.items()) / payloads.total(),
+            "bytes": sum(payload * count for payload, count in payloads.items()),
+        }
+        for (kind, module, _), payloads in found.items()
     ]
     note = (
         "collectives: of one rank, each with the batch asked for; transformers' default on a shared batch: all-reduce"

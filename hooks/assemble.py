@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from introspect.hooks.gradients import mark_gradients
 from introspect.hooks.masks import MaskFacts
 from introspect.hooks.op_kinds import op_kind, op_name
 from introspect.hooks.recorder import RawOp, Recorder, View
+from introspect.hooks.routing import rows_per_expert
 from introspect.hooks.rules import attention_call, products
 from introspect.hooks.session import Session
 from introspect.hooks.step import Step
@@ -39,7 +40,7 @@ class Graph:
 def assembled(observed: Session, model: nn.Module, step: Step, run: RunShape) -> Graph:
     """The graph of a finished run."""
     held = (*step.before, *step.after)
-    return assemble(
+    graph = assemble(
         observed.recorder,
         model,
         {observed.recorder.storage(h.tensor) for h in held},
@@ -47,6 +48,20 @@ def assembled(observed: Session, model: nn.Module, step: Step, run: RunShape) ->
         observed.attention.facts,
         run.batch,
     )
+    return replace(graph, ops=tuple(_routed(graph.ops, run)))
+
+
+def _routed(ops: Iterable[Op], run: RunShape) -> Iterator[Op]:
+    """Add what the policy would give each expert where the code multiplies every expert by every token (Llama 4)."""
+    blocks: dict[str, int] = {}
+    for op in ops:
+        call = op.experts
+        if call is None or run.ep > 1 or not 0 < call.top_k < call.experts or set(call.rows) != {call.tokens}:
+            yield op
+            continue
+        seed = run.seed + blocks.setdefault(op.module, len(blocks))
+        rows = rows_per_expert(run.routing, call.tokens, call.top_k, call.experts, seed)
+        yield replace(op, experts=replace(call, routed=tuple(rows)))
 
 
 def assemble(

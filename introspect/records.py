@@ -177,6 +177,13 @@ class ExpertCall:
     top_k: int  # experts a token is sent to (0 when it cannot be told)
     tokens: int  # tokens that were routed
     rows: tuple[int, ...]  # rows of each expert, in order; their sum is what is multiplied
+    # where the code multiplies every expert by every token: the rows that the policy would give each (None: `rows`)
+    routed: tuple[int, ...] | None = None
+
+    @property
+    def routed_rows(self) -> tuple[int, ...]:
+        """Rows of each expert that a token was routed to it for."""
+        return self.rows if self.routed is None else self.routed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

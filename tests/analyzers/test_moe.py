@@ -63,8 +63,8 @@ def test_the_exchange_is_executed_over_a_fake_group(tiny):
     rows = introspect.analyze("moe", tiny, phase="decode", batch=16, context=4, ep=4).tables["collectives"].rows
 
     assert {row["kind"] for row in rows} == {"all_to_all"}
-    # 2 layers: rows there and back, 16 tokens x top-2 x 64 wide x 2 B; the counts of 8 experts in int64
-    assert {row["payload_bytes"]: row["count"] for row in rows} == {16 * 2 * 64 * 2: 4, 8 * 8: 2}
+    # 2 layers: the counts of 8 experts in int64; rows there and back, 16 tokens x top-2 x 64 wide x 2 B
+    assert [(row["payload_bytes"], row["count"]) for row in rows] == [(8 * 8, 2), *[(16 * 2 * 64 * 2, 2)] * 2]
 
 
 def test_a_dense_model_and_a_degree_that_does_not_divide_are_refused(tiny, tmp_path):
@@ -89,13 +89,45 @@ def test_bytes_of_an_exchange_are_the_published_sums():
     assert sent.sent_by_rank(degree - 1) >= sent.tp_sent_by_rank(degree - 1)
 
 
-def test_rows_cross_between_nodes_once_for_each_node_and_the_limit_holds():
+def test_rows_cross_between_nodes_once_for_each_node():
     sent = Dispatch(tokens=10, top_k=8, width=4, dispatch_dtype="bf16", combine_dtype="bf16", stream_dtype="bf16")
 
-    assert sent.between_nodes(1, None) == 0
-    assert sent.nodes_met(8, None) == pytest.approx(8 * (1 - (7 / 8) ** 8))
-    assert sent.nodes_met(8, 4) == 4
-    assert sent.between_nodes(8, 4) == round(10 * 4 * 7 / 8 * 4 * 2 * 2)
+    assert sent.between_nodes(1, 1) == 0
+    assert sent.between_nodes(8, 4) == 10 * 4 * 7 / 8 * 4 * 2 * 2
+
+
+def test_ranks_lie_evenly_on_nodes(tiny):
+    with pytest.raises(OptionError, match=r"--nodes: got 3, expected a divisor of the 8 ranks of --ep"):
+        introspect.analyze("moe", tiny, seq=8, ep=8, nodes=3)
+    assert introspect.analyze("moe", tiny, seq=8, nodes=2).totals["remote_share"] == 1 / 2  # a rank on each
+    with pytest.raises(OptionError, match="capacity_factor: got 0, expected a number above 0"):
+        introspect.analyze("moe", tiny, seq=8, capacity_factor=0)
+
+
+def test_crossing_is_limited_and_never_more_than_leaves_a_rank(tiny):
+    free, limited = (
+        introspect.analyze("moe", tiny, seq=8, ep=4, nodes=4, max_nodes_per_token=most).totals for most in (None, 1)
+    )
+
+    met = 4 * (1 - 15 / 28)  # C(6, 2) of C(8, 2) choices leave a node of two experts out
+    assert free["node_crossing_bytes_per_layer"] == round(8 * met * 3 / 4 * 64 * 2 * 2)
+    assert limited["node_crossing_bytes_per_layer"] == 8 * 3 / 4 * 64 * 2 * 2
+    sent = free["dispatch_bytes_per_layer"] + free["combine_bytes_per_layer"]
+    assert free["node_crossing_bytes_per_layer"] <= sent * free["remote_share"]
+
+
+def test_code_that_multiplies_every_expert_is_counted_by_what_is_routed(tmp_path):
+    path = tmp_path / "config.json"
+    sizes = {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 96}
+    path.write_text(json.dumps({"model_type": "llama4_text", "torch_dtype": "bfloat16", **sizes}))
+    result = introspect.analyze("moe", str(path), seq=32, routing="uniform", ep=2, capacity_factor=1.0)
+
+    (routed, *_) = [row for row in result.tables["experts"].rows if row["kind"] == "routed"]
+    assert routed["rows_per_expert"] == 32 / 4  # the code multiplies 32 in each
+    balanced, uniform, _ = result.tables["policies"].rows
+    assert (balanced["dropped_share"], balanced["slowest_rank_rows"]) == (0, 16)
+    assert 0 < uniform["dropped_share"] == result.totals["dropped_share"] < 0.5
+    assert any("every expert by every token, 128 rows" in note for note in result.notes)
 
 
 def test_every_policy_stands_beside_the_others(tiny):
