@@ -29,6 +29,7 @@ from introspect.errors import BuildError, ConfigError, OptionError
 from introspect.hooks import architecture, remote_code
 from introspect.hooks.dtypes import dtype_name, torch_dtype
 from introspect.hooks.factory import run_factory
+from introspect.hooks.inputs import named_inputs
 from introspect.records import ModelIdentity
 from introspect.sizes import bound_of
 from introspect.sources import Source
@@ -43,8 +44,8 @@ class BuiltModel:
     """A module on the meta device and what is known of it.
 
     `dtype` is the short name of the compute dtype. `config` is the object the module was built from (None for a plain
-    module), `inputs` the example inputs given with it, by the caller or a factory. `assumptions` belong under every
-    table.
+    module), `inputs` the example inputs given with it, by the caller or a factory, under forward's names
+    (hooks/inputs.py). `assumptions` belong under every table.
     """
 
     module: nn.Module
@@ -55,12 +56,13 @@ class BuiltModel:
     assumptions: tuple[str, ...] = ()
 
 
-def build(model: Source | nn.Module, dtype: str | None = None, inputs: dict[str, Any] | None = None) -> BuiltModel:
+def build(model: Source | nn.Module, dtype: str | None = None, inputs: Any = None) -> BuiltModel:
     """Build a found model, or take a copy of a module, on meta.
 
     `dtype` ("bf16", "fp16", "fp32", "fp64") overrides the config's. A module handed in is copied without its weights
-    and never changed. `inputs` are example inputs for its forward and come before a factory's own. Raises OptionError
-    for an unknown dtype, ConfigError, UnknownArchitectureError or BuildError for what cannot be built.
+    and never changed. `inputs` are example inputs for its forward, in any form of hooks/inputs.py, and come before a
+    factory's own. Raises OptionError for an unknown dtype or inputs that do not fit, ConfigError,
+    UnknownArchitectureError or BuildError for what cannot be built.
     """
     asked = None if dtype is None else _asked_dtype(dtype)
     if isinstance(model, nn.Module):
@@ -71,7 +73,7 @@ def build(model: Source | nn.Module, dtype: str | None = None, inputs: dict[str,
     return _from_config(model, asked, inputs)
 
 
-def _from_config(source: Source, asked: str | None, inputs: dict[str, Any] | None) -> BuiltModel:
+def _from_config(source: Source, asked: str | None, inputs: Any) -> BuiltModel:
     with quiet():
         _check_dtypes(source)
         chosen = remote_code.choose(source) if source.remote_code else architecture.choose(source)
@@ -88,8 +90,9 @@ def _from_config(source: Source, asked: str | None, inputs: dict[str, Any] | Non
         config=source.config | ({"hf_quant_config": source.hf_quant_config} if source.hf_quant_config else {}),
         notes=chosen.notes,
     )
+    named = None if inputs is None else named_inputs(module, inputs)
     return BuiltModel(
-        module=module, identity=identity, dtype=dtype, config=chosen.config, inputs=inputs, assumptions=assumptions
+        module=module, identity=identity, dtype=dtype, config=chosen.config, inputs=named, assumptions=assumptions
     )
 
 
@@ -151,18 +154,16 @@ def _keep_as_loaded(module: PreTrainedModel, dtype: torch.dtype) -> None:
             tensor.data = tensor.data.to(plan[by_group[match.lastgroup]])
 
 
-def _from_factory(source: Source, factory: str, asked: str | None, inputs: dict[str, Any] | None) -> BuiltModel:
+def _from_factory(source: Source, factory: str, asked: str | None, inputs: Any) -> BuiltModel:
     path = Path(os.path.expanduser(source.id.rpartition(":")[0]))
     with quiet():
         module, own_inputs = run_factory(path, factory)
     if not all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):  # it named a device, or loaded
         module = _meta_copy(module, source.id)
-    return _plain(module, source.id, source.text, source.config_sha256, asked, inputs or own_inputs)
+    return _plain(module, source.id, source.text, source.config_sha256, asked, own_inputs if inputs is None else inputs)
 
 
-def _plain(
-    module: nn.Module, name: str, source: str, digest: str, asked: str | None, inputs: dict[str, Any] | None
-) -> BuiltModel:
+def _plain(module: nn.Module, name: str, source: str, digest: str, asked: str | None, inputs: Any) -> BuiltModel:
     """The record's view of a module that is ours to change and lies on meta."""
     module.eval()
     if asked is not None:
@@ -176,8 +177,9 @@ def _plain(
         config_sha256=digest,
         config={} if config is None else json.loads(config.to_json_string(use_diff=False)),
     )
+    named = None if inputs is None else named_inputs(module, inputs)
     return BuiltModel(
-        module=module, identity=identity, dtype=asked or _module_dtype(module), config=config, inputs=inputs
+        module=module, identity=identity, dtype=asked or _module_dtype(module), config=config, inputs=named
     )
 
 

@@ -20,11 +20,11 @@ from torch import nn
 
 from introspect.errors import BuildError
 
-RETURNS = "a torch.nn.Module, or a tuple (module, dict of example inputs)"
+RETURNS = "a torch.nn.Module, or a tuple (module, example inputs)"
 
 
-def run_factory(path: Path, factory: str) -> tuple[nn.Module, dict[str, Any] | None]:
-    """The module `factory` of the Python file at `path` returns, on meta, and its example inputs if it gives any.
+def run_factory(path: Path, factory: str) -> tuple[nn.Module, Any]:
+    """The module `factory` of the Python file at `path` returns, on meta, and its example inputs (None: it gives none).
 
     Raises BuildError naming the line of the file that failed, or what the factory should be or return.
     """
@@ -33,7 +33,7 @@ def run_factory(path: Path, factory: str) -> tuple[nn.Module, dict[str, Any] | N
         with _blaming(path, f"{factory}()"), init_empty_weights(include_buffers=True):
             result = function()
     module, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    if not isinstance(module, nn.Module) or not (inputs is None or isinstance(inputs, dict)):
+    if not isinstance(module, nn.Module):
         raise BuildError(f"{path}:{factory}", f"it returned {_describe(result)}", f"return {RETURNS}")
     return module, inputs
 

@@ -14,6 +14,7 @@ from introspect.errors import IntrospectError, ModelRunError
 from introspect.hooks.assemble import Graph, assembled
 from introspect.hooks.caches import Held
 from introspect.hooks.dtypes import dtype_name
+from introspect.hooks.inputs import given_run
 from introspect.hooks.lora import adapted, is_linear
 from introspect.hooks.recorder import ScanDetected
 from introspect.hooks.rope import gather_rope
@@ -40,10 +41,11 @@ def observe(
     Args:
         model: a module on the meta device (a real CPU module works too: twins are run so).
         identity: what the record says about the model.
-        run: which step to run; with `inputs` only its phase and dtype say anything.
-        inputs: keyword inputs of a module that is no language model.
+        run: which step to run; with `inputs` its batch and length are theirs.
+        inputs: the module's own inputs by name (hooks/inputs.py) in place of token ids.
         assumptions: what building the model took for granted.
     """
+    run = run if inputs is None else given_run(run, model, inputs)
     with adapted(model, run):
         return _record(model, identity, run, inputs, assumptions)
 

@@ -141,6 +141,23 @@ def solve_triangular(call: Call) -> Iterator[Gemm]:
     )
 
 
+@rule("aten._trilinear.default")
+def trilinear(call: Call) -> Iterator[Gemm]:
+    """The product of a Bilinear and its gradients: three operands, each expanded over the dimensions it lacks, summed
+    over `sumdim`: in the forward x1 [B, i], w [o, i, j], x2 [B, j], the outer product of a row times [i*j, o]."""
+    expanded, summed = call.args[3:6], call.args[6]
+    sizes = [_expanded(shape, places) for shape, places in zip(call.shapes, expanded, strict=True)]
+    k = prod(max(size[place] for size in sizes) for place in summed)
+    yield _product(call, 0, 1, 1, call.out_shape[0], k, prod(call.out_shape[1:]))
+
+
+def _expanded(shape: Shape, places: list[int]) -> list[int]:
+    sizes = list(shape)
+    for place in sorted(places):
+        sizes.insert(place, 1)
+    return sizes
+
+
 @rule("aten._grouped_mm.default", "aten._scaled_grouped_mm.default")
 def grouped_mm(call: Call) -> Iterator[Gemm]:
     """[R, k] x [E, k, n] by offsets. Without the offsets' values every row counts and every expert may have some."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from introspect.hooks import caches
 from introspect.hooks.caches import Held
+from introspect.hooks.inputs import placed, run_on
 from introspect.hooks.odd_models import (
     BORROWED,
     borrowed_inputs,
@@ -21,7 +22,7 @@ from introspect.hooks.odd_models import (
     step_ids,
 )
 from introspect.hooks.session import Session, is_meta
-from introspect.hooks.step import Step, accepted_inputs, ids_name, placed, token_ids
+from introspect.hooks.step import Step, accepted_inputs, ids_name, token_ids
 from introspect.hooks.training import train_step
 from introspect.records import RunShape
 
@@ -91,7 +92,7 @@ def cache_after(session: Session, model: nn.Module, run: RunShape) -> tuple[Held
 def _run_inputs(session: Session, model: nn.Module, inputs: dict[str, Any]) -> Step:
     """Run any module once with the given inputs (moved to meta with their values kept when the module is there)."""
     with torch.no_grad():
-        output = model(**{name: placed(session, value, model) for name, value in inputs.items()})
+        output = run_on(model, placed(session, inputs, model))
     _, cache = cache_of(output)
     return Step(after=tuple(caches.held_tensors(cache)))
 

@@ -1,5 +1,4 @@
-"""What a step is given and what it leaves: token ids with values, a user's own inputs moved to where the model is, and
-the cache and saved bytes found afterwards."""
+"""What a step is given and what it leaves: token ids with values, and the cache and saved bytes found afterwards."""
 
 from __future__ import annotations
 
@@ -68,11 +67,3 @@ def _vocabulary(config: Any) -> tuple[int, set[int]]:
             elif isinstance(value, int) and ("token_id" in name or "token_index" in name):
                 special.add(value)
     return size or 256, special
-
-
-def placed(session: Session, value: Any, model: nn.Module) -> Any:
-    """A user's input on the model's device; its value is kept when that is meta."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if not isinstance(value, torch.Tensor) or device.type != "meta" or value.device.type == "meta":
-        return value
-    return session.shadow.give(torch.empty_like(value, device="meta"), value)

@@ -17,9 +17,10 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from introspect.hooks.functions import FunctionObserver
+from introspect.hooks.inputs import placed, run_on
 from introspect.hooks.recorder import Recorder, tensors_in
 from introspect.hooks.session import Session
-from introspect.hooks.step import Step, accepted_inputs, ids_name, placed, token_ids
+from introspect.hooks.step import Step, accepted_inputs, ids_name, token_ids
 from introspect.records import RunShape
 
 
@@ -136,14 +137,14 @@ def _loss(
     """The loss of one forward run, and what was assumed to have one."""
     accepted = accepted_inputs(model)
     if inputs is not None:
-        given = {name: placed(session, value, model) for name, value in inputs.items()}
+        given = placed(session, inputs, model)
     else:
         given = {ids_name(accepted): token_ids(session, model, run.batch, run.seq)}
         if "labels" in accepted:
             given["labels"] = token_ids(session, model, run.batch, run.seq)
         if "use_cache" in accepted:
             given["use_cache"] = False
-    output = model(**given)
+    output = run_on(model, given)
     loss = getattr(output, "loss", None)
     if loss is not None:
         return loss, ()

@@ -31,12 +31,12 @@ __all__ = ["Answer", "analyze", "answer", "load_trace", "save_trace", "trace"]
 
 def trace(
     model: Any,
+    inputs: Inputs | None = None,
     *,
     phase: str = "prefill",
-    batch: int = 1,
-    seq: int = 2048,
+    batch: int | None = None,
+    seq: int | None = None,
     context: int | None = None,
-    inputs: Inputs | None = None,
     dtype: str | None = None,
     logits: str = "all",
     routing: str = "balanced",
@@ -48,19 +48,23 @@ def trace(
 ) -> Trace:
     """Run a model on the meta device and return the record of what it did.
 
-    `model`: whatever MODEL may be on the command line, a transformers config object, or an nn.Module, for which
-    `inputs` holds the forward's arguments by name. `batch` sequences of `seq` new tokens (1 in decode) on top of
-    `context` cached ones (default: 2048 in decode, else 0). `dtype`: as "bf16", default the config's. `cache`: use and
-    fill the store of traces. Raises a child of IntrospectError.
+    `model`: whatever MODEL may be on the command line, a transformers config object, or an nn.Module. `inputs`: what
+    the module's forward is given, a dict of its arguments, a tuple or list of positional ones, or one tensor; without
+    them it is given token ids. `batch` sequences (default 1) of `seq` new tokens (2048; 1 in decode) on top of
+    `context` cached ones (2048 in decode, else 0); with `inputs` these are theirs. `dtype`: as "bf16", default the
+    config's. `cache`: use and fill the store of traces. Raises a child of IntrospectError.
     """
-    run = {"phase": phase, "batch": batch, "seq": seq, "context": context, "dtype": dtype}
+    asked = {"phase": phase, "batch": batch, "seq": seq, "context": context, "dtype": dtype}
+    run = {name: value for name, value in asked.items() if value is not None}
     run |= {"logits": logits, "routing": routing, "seed": seed}
-    params = build(RunParams, run)
+    build(RunParams, run)  # a wrong option is told before the model is looked for
     access = build(
         AccessParams,
         {"offline": offline, "revision": revision, "trust_remote_code": trust_remote_code, "no_cache": not cache},
     )
-    return open_model(model, access, inputs)(params.run_shape())
+    opened = open_model(model, access, inputs)
+    own = opened.own_run() if isinstance(opened, Live) else {}
+    return opened(build(RunParams, own | run).run_shape())
 
 
 def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -68,11 +72,14 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     write_atomically(Path(path), trace_to_json(trace) + "\n")
 
 
-def analyze(command: str, model: Any = None, **options: Any) -> Result | tuple[Result, ...]:
+def analyze(
+    command: str, model: Any = None, inputs: Inputs | None = None, **options: Any
+) -> Result | tuple[Result, ...]:
     """The answer of one command. Options with underscores for dashes, a repeatable one as a tuple or a single value.
 
-    `model` as for `trace()`, or a stored Trace or the path of a saved one; a list of them where the command takes
-    several. A command of many models returns one result for each. Raises a child of IntrospectError.
+    `model` and its `inputs` as for `trace()`, or a stored Trace or the path of a saved one; a list of them, without
+    inputs, where the command takes several. A command of many models returns one result for each. Raises a child of
+    IntrospectError.
     """
     found = load_command(command)
     models: tuple[Any, ...] = () if model is None else (model,)
@@ -80,7 +87,7 @@ def analyze(command: str, model: Any = None, **options: Any) -> Result | tuple[R
         models, options = (), options | {"model": model}
     elif isinstance(model, Sequence) and not isinstance(model, str):
         models = tuple(model)
-    results = answer(found, models, options).results
+    results = answer(found, models, options, inputs=inputs).results
     return results[0] if len(results) == 1 else results
 
 
@@ -92,20 +99,28 @@ class Answer:
     doubts: tuple[str, ...]
 
 
-def answer(command: Command, models: Sequence[Any], options: Mapping[str, Any], *, flags: bool = False) -> Answer:
-    """Run one command. `options` by field name; `flags` says how error messages spell them (see options.build)."""
+def answer(
+    command: Command,
+    models: Sequence[Any],
+    options: Mapping[str, Any],
+    *,
+    inputs: Inputs | None = None,
+    flags: bool = False,
+) -> Answer:
+    """Run one command. `options` by field name; `flags` says how error messages spell them (see options.build).
+    `inputs` go with the one model there is."""
     _check_count(command, models)
+    if inputs is not None and len(models) != 1:
+        raise OptionError("inputs", type(inputs).__name__, f"one model that they are for, not {len(models)}")
     access_names = {member.name for member in fields(AccessParams)} if command.models != "none" else set()
     params_names = {member.name for member in fields(command.params)}
     for name in options:
         if name not in access_names | params_names:
             raise UnknownNameError(f"option of {command.name}", name, access_names | params_names)
     access = build(AccessParams, {name: value for name, value in options.items() if name in access_names}, flags=flags)
-    opened = [open_model(model, access) for model in models]
+    opened = [open_model(model, access, inputs) for model in models]
     given = {name: value for name, value in options.items() if name in params_names}
-    stored = [one for one in opened if isinstance(one, Stored)]
-    if stored:
-        given = _run_of(stored[0].trace, params_names) | given
+    given = _own_run(opened, params_names) | given
     params = build(command.params, given, flags=flags)
     plot = getattr(params, "plot", None)
     if plot:
@@ -136,10 +151,11 @@ def _arguments(command: Command, params: Any, opened: Sequence[Stored | Live]) -
     return arguments
 
 
-def _run_of(trace: Trace, names: set[str]) -> dict[str, Any]:
-    """The run of a stored trace as options, so that only a run that was asked for otherwise can disagree with it."""
-    run = {member.name: getattr(trace.run, member.name) for member in fields(trace.run)}
-    return {name: value for name, value in run.items() if name in names}
+def _own_run(opened: Sequence[Stored | Live], names: set[str]) -> dict[str, Any]:
+    """The run that a stored trace, or a model's own inputs, are, as options: only what was asked for otherwise can
+    disagree with it."""
+    run = next((own for one in opened if (own := one.own_run())), {})
+    return {name: value for name, value in run.items() if name in names and value is not None}
 
 
 def _with_model_notes(result: Result, opened: Sequence[Stored | Live]) -> Result:

@@ -35,6 +35,27 @@ class TraceShapeError(IntrospectError):
         )
 
 
+class GivenInputsError(TraceShapeError):
+    """A model that comes with its inputs was asked about another run: its inputs are one step and no other."""
+
+    def __init__(self, model: str, own: str, asked: str) -> None:
+        self.model = model
+        self.stored = own
+        self.asked = asked
+        IntrospectError.__init__(
+            self,
+            f"{model}: its inputs are one step ({own}) and cannot answer for another ({asked}); "
+            "give inputs of that step, or ask what needs one step only (trace, params, audit, roofline)",
+        )
+
+
+class NoModuleError(OptionError):
+    """A stored trace was asked for what only the module itself could tell."""
+
+    def __init__(self) -> None:
+        super().__init__("MODEL", "a stored trace", "a model that can be built: this needs more than its record")
+
+
 class TraceFormatError(IntrospectError):
     """A file that should hold a stored trace does not: damaged, or another schema version."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from introspect.errors import OptionError
 from introspect.records import Phase, Routing, RunShape, Trace
 
 MOST = 10**9
@@ -71,7 +72,10 @@ class RunParams:
     seed: int = option(0, "seed of the routing policy", at_least=0)
 
     def run_shape(self) -> RunShape:
-        """The run these options ask for, with the phase's default context filled in."""
+        """The run these options ask for, with the phase's default context filled in. OptionError for a context that
+        the phase cannot have."""
+        if self.phase == "train" and self.context:
+            raise OptionError("--context", self.context, "none with --phase train: a training step has no cache")
         context = self.context if self.context is not None else (2048 if self.phase == "decode" else 0)
         return RunShape(
             phase=self.phase,
@@ -144,7 +148,8 @@ class Traces(Protocol):
     def gather(self, function: str, **options: Any) -> Any:
         """A fact that no run shows, from a function of hooks/ ("rope.gather_scaled_rope") given the built module.
 
-        The model is built, and torch imported, only now. Raises OptionError for a stored trace, which has no module.
+        A function with an argument `inputs` is told the inputs that came with the model. The model is built, and torch
+        imported, only now. Raises NoModuleError for a stored trace.
         """
         ...
 

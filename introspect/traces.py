@@ -9,21 +9,29 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from introspect import store
-from introspect.errors import FileAccessError, OptionError, TraceFormatError, TraceShapeError
+from introspect.errors import (
+    FileAccessError,
+    GivenInputsError,
+    NoModuleError,
+    OptionError,
+    TraceFormatError,
+    TraceShapeError,
+)
 from introspect.params import AccessParams
 from introspect.progress import progress
 from introspect.records import RunShape, Trace
 from introspect.serialize import trace_from_json
 from introspect.sources import Source, resolve
 
-Inputs = Mapping[str, Any]
+Inputs = Any
+"""A module's own inputs: a mapping of forward's arguments, a tuple or list of positional ones, or one tensor."""
 
 _TRACE_START = b'{"introspect_trace":'
 
@@ -50,14 +58,20 @@ class Stored:
 
     def gather(self, function: str, **options: Any) -> Any:
         """Refused: a stored trace has no module to ask."""
-        raise OptionError("MODEL", "a stored trace", "a model that can be built: this needs more than its record")
+        raise NoModuleError
+
+    def own_run(self) -> dict[str, Any]:
+        """The fields of the run that was recorded, no cached tokens left open: only decode is asked about any."""
+        own = {name: getattr(self.trace.run, name) for name in RunShape.__slots__}
+        return own if own["context"] or own["phase"] == "decode" else {**own, "context": None}
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
     """`Traces` of a model that can be run: from the store where it was run before, else by running it now.
 
-    `model` is a Source or an nn.Module; only a stable Source has a digest and so a place in the store.
+    `model` is a Source or an nn.Module; only a stable Source has a digest and so a place in the store. `spare`: what
+    was built to look at a factory's inputs and has not been run.
     """
 
     model: Source | Any
@@ -65,6 +79,7 @@ class Live:
     inputs: Inputs | None = None
     handed: list[Trace] = field(default_factory=list)
     known: dict[RunShape, Trace] = field(default_factory=dict)
+    spare: list[Any] = field(default_factory=list)
 
     def __call__(self, run: RunShape) -> Trace:
         """The record of this run. Raises what hooks/ raises when the model cannot be built or run."""
@@ -78,12 +93,29 @@ class Live:
         return open_model(model, self.access)
 
     def gather(self, function: str, **options: Any) -> Any:
-        """What `function` of hooks/, as "rope.gather_scaled_rope", makes of the module, built anew for it."""
+        """What `function` of hooks/, as "rope.gather_scaled_rope", makes of the module, built anew for it; one that
+        has an argument `inputs` is told the module's own."""
         from introspect.hooks.build import build
 
         module, name = function.split(".")
-        built = build(self.model, None, None if self.inputs is None else dict(self.inputs))
-        return getattr(importlib.import_module(f"introspect.hooks.{module}"), name)(built.module, **options)
+        asked = getattr(importlib.import_module(f"introspect.hooks.{module}"), name)
+        built = build(self.model, None, self.inputs)
+        own = {"inputs": built.inputs} if "inputs" in signature(asked).parameters else {}
+        return asked(built.module, **own, **options)
+
+    def own_run(self) -> dict[str, Any]:
+        """Batch and length of the step that the model's own inputs are; {} for a model that makes its own ids."""
+        if self.inputs is None and not (isinstance(self.model, Source) and self.model.factory):
+            return {}
+        from introspect.hooks.build import build
+        from introspect.hooks.inputs import step_shape
+
+        built = build(self.model, None, self.inputs)
+        self.spare.append(built)
+        if built.inputs is None:
+            return {}
+        batch, seq = step_shape(built.module, built.inputs)
+        return {"batch": batch, "seq": seq}
 
     def _recall_or_observe(self, run: RunShape) -> Trace:
         source = self.model
@@ -103,24 +135,31 @@ class Live:
         name = self.model.id if isinstance(self.model, Source) else type(self.model).__name__
         with progress(f"tracing {name} ({run.phase})"):
             from introspect.hooks.build import build
+            from introspect.hooks.inputs import given_run
             from introspect.hooks.observe import observe
 
             if run.tp > 1 or run.ep > 1:
                 from introspect.hooks.sharding import observe_sharded
 
                 return observe_sharded(self.model, run)
-            built = build(self.model, run.dtype, None if self.inputs is None else dict(self.inputs))
+            unused = run.dtype is None and self.spare
+            built = self.spare.pop() if unused else build(self.model, run.dtype, self.inputs)
+            if built.inputs is not None and (own := given_run(run, built.module, built.inputs)) != run:
+                raise GivenInputsError(built.identity.id, *_differences(own, run))
             return observe(built.module, built.identity, run, built.inputs, built.assumptions)
 
 
 def open_model(model: Any, access: AccessParams, inputs: Inputs | None = None) -> Stored | Live:
-    """The records of anything that may be called a model: a name, a path, a trace, a config object, an nn.Module."""
+    """The records of anything that may be called a model: a name, a path, a trace, a config object, an nn.Module.
+
+    `inputs` go with a model that can be run. OptionError where a record has been made already.
+    """
     if isinstance(model, Trace):
-        return Stored(model, access)
+        return Stored(_without(inputs, model), access)
     if isinstance(model, (str, os.PathLike)):
         name = os.fspath(model)
         if is_trace_file(Path(name)):
-            return Stored(load_trace(name), access)
+            return Stored(_without(inputs, load_trace(name)), access)
         source = resolve(
             name,
             revision=access.revision,
@@ -144,6 +183,12 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     except UnicodeDecodeError as error:
         raise TraceFormatError(os.fspath(path), f"not UTF-8 ({error.reason} at byte {error.start})") from None
     return trace_from_json(text, os.fspath(path))
+
+
+def _without(inputs: Inputs | None, trace: Trace) -> Trace:
+    if inputs is not None:
+        raise OptionError("inputs", type(inputs).__name__, "none beside a stored trace, whose step has been run")
+    return trace
 
 
 def is_trace_file(path: Path) -> bool:
