@@ -1,7 +1,8 @@
 """One recorded training step, with and without checkpointing: its FLOPs by part and the parameters it trains.
 
 Parts: products with weights, attention, other products of two activations (scans), each forward, dx and dw. A fused
-attention's backward computes the scores again; a checkpointed step repeats its layers. MFU counts neither repetition.
+attention's backward computes the scores again; a checkpointed step repeats its layers. MFU counts neither repetition,
+nor the rows of experts that a token did not choose, where an implementation (Llama 4's) multiplies them all.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from introspect.analyzers._components import Components, Placed
 from introspect.analyzers._labels import Labels
 from introspect.analyzers._optimizers import Trained
 from introspect.analyzers._structure import Structure
-from introspect.errors import TraceShapeError
+from introspect.errors import ModelRunError, TraceShapeError
 from introspect.graph import Graph
 from introspect.params import Traces
 from introspect.records import Gemm, Op, RunShape, Trace
@@ -23,11 +24,12 @@ _WEIGHTED = ("linear", "grouped", "conv")
 
 
 class TrainingStep:
-    """The step of a run and what follows from it. `checkpointed` is None where no such step is known."""
+    """The step of a run and what follows from it. `checkpointed` is None where no such step is known; `problem` says
+    why."""
 
     def __init__(self, run: RunShape, traces: Traces) -> None:
         self.plain = traces(run)
-        self.checkpointed = _checkpointed(run, traces)
+        self.checkpointed, self.problem = _checkpointed(run, traces)
         self.structure = Structure(Graph(self.plain))
 
     @property
@@ -50,10 +52,16 @@ class TrainingStep:
         """FLOPs of everything that ran, for each token."""
         return per_token(sum(self.flops.values()), self.tokens)
 
+    @cached_property
+    def unchosen_flops(self) -> int:
+        """FLOPs of experts on tokens that did not choose them; 0 where rows are sent to the chosen experts alone."""
+        return _unchosen_flops(self.plain)
+
     @property
     def model_flops_per_token(self) -> float:
-        """The same without what the fused attention backward computes a second time."""
-        return per_token(sum(count for part, count in self.flops.items() if part != SCORES_AGAIN), self.tokens)
+        """The same without what the fused attention backward computes a second time, and without unchosen experts."""
+        once = sum(count for part, count in self.flops.items() if part != SCORES_AGAIN)
+        return per_token(once - self.unchosen_flops, self.tokens)
 
     @property
     def recompute_flops_per_token(self) -> float | None:
@@ -105,12 +113,21 @@ class TrainingStep:
         ]
 
 
-def _checkpointed(run: RunShape, traces: Traces) -> Trace | None:
+def second_step(run: RunShape, traces: Traces) -> tuple[Trace | None, str]:
+    """The record of another step of the same model; None, and why, where there is none."""
     try:
-        trace = traces(run.with_(checkpointing=True))
-    except TraceShapeError:  # a stored record is of one step
-        return None
-    return None if trace.recomputed_bytes is None else trace
+        return traces(run), ""
+    except TraceShapeError:
+        return None, "a stored record is of one step"
+    except ModelRunError as error:
+        return None, f"the run failed at {error.where}: {error.problem}"
+
+
+def _checkpointed(run: RunShape, traces: Traces) -> tuple[Trace | None, str]:
+    trace, problem = second_step(run.with_(checkpointing=True), traces)
+    if trace is not None and trace.recomputed_bytes is None:
+        return None, "the model offers none"
+    return trace, problem
 
 
 def per_token(total: int, tokens: int) -> float:
@@ -125,6 +142,22 @@ def flops_by_part(trace: Trace) -> dict[str, int]:
         for gemm in op.gemms:
             found[_part(op, gemm)] += gemm.flops * times
     return dict(found)
+
+
+def _unchosen_flops(trace: Trace) -> int:
+    """Products of a module's experts in proportion to the rows beyond tokens x top-k; a backward op names no routing
+    of its own, but belongs to the module that routed."""
+    executed: dict[str, tuple[int, int]] = {}
+    for op, _ in trace.walk():
+        if op.experts is not None and op.experts.top_k:
+            rows, chosen = sum(op.experts.rows), op.experts.tokens * op.experts.top_k
+            executed[op.module] = rows, max(0, rows - chosen)
+    found = 0
+    for op, times in trace.walk():
+        rows, unchosen = executed.get(op.module, (0, 0))
+        if unchosen:
+            found += sum(gemm.flops * unchosen // rows for gemm in op.gemms if gemm.kind == "grouped") * times
+    return found
 
 
 def _part(op: Op, gemm: Gemm) -> str:

@@ -19,8 +19,8 @@ from introspect.analyzers._folding import layer_ranges
 from introspect.analyzers._optimizers import RECIPES, Trained
 from introspect.analyzers._quantised import in_format, quantisable
 from introspect.analyzers._roofline import machines
-from introspect.analyzers._training import TrainingStep, flops_by_part, per_token
-from introspect.errors import OptionError, TraceShapeError
+from introspect.analyzers._training import TrainingStep, flops_by_part, per_token, second_step
+from introspect.errors import OptionError
 from introspect.formats import load_formats
 from introspect.params import GpuParams, Traces, TrainParams, option
 from introspect.records import Parameter, Trace
@@ -79,11 +79,7 @@ def analyze(params: Params, traces: Traces) -> Result:
     step = TrainingStep(run, traces)
     targets = _targets(params, step)
     patterns = tuple(dict.fromkeys(step.structure.layers.split(target.path)[0] for target in targets))
-    tuned: Trace | None
-    try:
-        tuned = traces(run.with_(lora_rank=params.rank, lora_targets=patterns))
-    except TraceShapeError:  # one stored record is of one step
-        tuned = None
+    tuned, problem = second_step(run.with_(lora_rank=params.rank, lora_targets=patterns), traces)
     totals = _totals(params, step, targets, tuned)
     return Result(
         command="lora",
@@ -100,13 +96,15 @@ def analyze(params: Params, traces: Traces) -> Result:
             f"adapters in {step.dtype}; states: {RECIPES['adam'].description}",
             *step.plain.assumptions,
         ),
-        notes=tuple(_notes(step, targets, tuned)),
+        notes=tuple(_notes(step, targets, problem)),
         unclassified=tuple(f"{op.op} in {op.module} ({op.count})" for op in step.plain.unclassified),
     )
 
 
 def _targets(params: Params, step: TrainingStep) -> tuple[_Target, ...]:
-    """The Linears that get an adapter. OptionError for a target that names none."""
+    """The Linears that get an adapter. OptionError for a target that names none, and without any target."""
+    if not params.target:
+        raise OptionError("--target", params.target, "attention, all-linear, or a pattern of a Linear's path")
     parameters = {p.path: p for p in step.plain.parameters}
     components = {one.parameter.path: one.component for one in step.placed}
     graph = step.structure.graph
@@ -219,7 +217,7 @@ def _gpu_table(params: Params, totals: dict[str, Value]) -> Table:
     return Table(units=GPU_UNITS, rows=tuple(rows))
 
 
-def _notes(step: TrainingStep, targets: Iterable[_Target], tuned: Trace | None) -> Iterable[str]:
+def _notes(step: TrainingStep, targets: Iterable[_Target], problem: str) -> Iterable[str]:
     covered = {f"{target.path}.weight" for target in targets}
     stacked = {
         step.structure.layers.split(path)[0]
@@ -233,5 +231,5 @@ def _notes(step: TrainingStep, targets: Iterable[_Target], tuned: Trace | None) 
             "by its target_parameters, into which it turns all-linear for some model types)"
         )
     yield "extra_flops_share: of the forward's products, unmerged; a merged adapter costs none"
-    if tuned is None:
-        yield "a stored record is of one step: the step with adapters is not known"
+    if problem:
+        yield f"the step with adapters is not known: {problem}"

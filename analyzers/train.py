@@ -1,9 +1,9 @@
 """Cost a training step: FLOPs of the recorded backward, optimiser states, ZeRO shards, activation bytes, MFU and HFU.
 
 FLOPs are those of the recorded forward and backward: dX and dW of every product, attention dense, its fused backward
-2.5 forwards because it computes the scores again. `model_flops_per_token` leaves that repetition out and is what MFU
-divides by (Chowdhery et al. 2022, appendix B); HFU counts all that ran, with --checkpointing the recomputed layers too.
-States follow from each parameter's shape and dtype (--optimizer). Activation bytes are what autograd really kept:
+2.5 forwards because it computes the scores again. `model_flops_per_token` leaves that repetition out, and experts that
+a token did not choose (Llama 4's code multiplies all); MFU divides by it (Chowdhery et al. 2022, appendix B). HFU
+counts all that ran, with --checkpointing the recomputed layers too. States follow from each parameter's shape and dtype (--optimizer). Activation bytes are what autograd really kept:
 unique saved storages that are no parameter. With checkpointing they are the tensors at layer boundaries and the largest
 recomputed layer, from a second recorded step. `gpus` adds nothing for the allocator, communication buffers or kernels'
 workspaces, so a rank that fits here may still be tight.
@@ -92,7 +92,7 @@ def analyze(params: Params, traces: Traces) -> Result:
             f"states: {RECIPES[params.optimizer].description}; every parameter is trained",
             *step.plain.assumptions,
         ),
-        notes=tuple(_notes(step)),
+        notes=tuple(_notes(params, step, found[0])),
         unclassified=tuple(f"{op.op} in {op.module} ({op.count})" for op in step.plain.unclassified),
     )
 
@@ -124,6 +124,9 @@ def _flops_table(step: TrainingStep) -> Table:
     total = sum(step.flops.values())
     rows: list[dict[str, Value]] = [_flops_row(part, count, step.tokens, None) for part, count in step.flops.items()]
     rows.append(_flops_row("record", total, step.tokens, 1.0))
+    if step.unchosen_flops:
+        needed = total - step.unchosen_flops
+        rows.append(_flops_row("record, chosen experts alone", needed, step.tokens, needed / total))
     for rule, parameters in step.rules():
         count = 6 * parameters * step.tokens
         rows.append(_flops_row(f"6N, N = {rule}", count, step.tokens, count / total))
@@ -243,8 +246,18 @@ def _gpu_row(params: Params, step: TrainingStep, machine: Machine, stage: str, d
     }
 
 
-def _notes(step: TrainingStep) -> Iterable[str]:
+def _notes(params: Params, step: TrainingStep, machine: Machine) -> Iterable[str]:
     yield "step_seconds is arithmetic at peak x --mfu; a rank holds its states and the activations of its own step"
+    executed = step.recompute_flops_per_token if params.checkpointing else step.flops_per_token
+    reached = _share(executed, params.tokens_per_second, machine, step.dtype)
+    if reached is not None and reached > 1:
+        yield f"hfu is above 1: no {machine.gpu.name} runs this step at {params.tokens_per_second:g} tokens/s"
+    if step.unchosen_flops:
+        unchosen = per_token(step.unchosen_flops, step.tokens)
+        yield (
+            f"this code multiplies experts that a token did not choose: {unchosen:,} FLOP a token that MFU leaves out "
+            "and that HFU and step_seconds count"
+        )
     noise = [
         step.plain.tensors[op.outputs[0]] for op, _ in step.plain.walk() if "bernoulli" in op.name and not op.backward
     ]
@@ -252,6 +265,6 @@ def _notes(step: TrainingStep) -> Iterable[str]:
         more = sum(tensor.bytes - tensor.elements for tensor in noise)
         yield f"dropout keeps its noise in the compute dtype here; a GPU's kernel keeps 1 B masks, {more:,} B less"
     if step.checkpointed is None:
-        yield "no step with checkpointing is known: the model offers none, or a stored record answers"
+        yield f"no step with checkpointing is known: {step.problem}"
     else:
         yield "torch stops recomputing a layer once all it saved is back, so its last product is not repeated"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,9 +33,9 @@ def adapted(model: nn.Module, run: RunShape) -> Iterator[None]:
     handles = []
     try:
         model.requires_grad_(False)
-        for _, module in found:
+        for path, module in found:
             _attach(module, run.lora_rank)
-            handles.append(module.register_forward_hook(_add))
+            handles.append(module.register_forward_hook(partial(_add, path)))
         yield
     finally:
         for handle in handles:
@@ -63,6 +64,10 @@ def _attach(module: nn.Module, rank: int) -> None:
         module.add_module(name, nn.Linear(taken, given, bias=False, device=weight.device, dtype=weight.dtype))
 
 
-def _add(module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-    changed: torch.Tensor = output + module.lora_B(module.lora_A(args[0]))
-    return changed
+def _add(path: str, module: Any, args: tuple[torch.Tensor, ...], output: Any) -> torch.Tensor:
+    """Add the adapter's product. TypeError for a subclass that returns something else (a router, a grouped Linear)."""
+    change: torch.Tensor = module.lora_B(module.lora_A(args[0]))
+    if not isinstance(output, torch.Tensor) or output.shape != change.shape:
+        name = type(module).__name__
+        raise TypeError(f"{name} at {path} is a Linear by class but returns no product with its whole matrix")
+    return output + change

@@ -112,6 +112,11 @@ def test_decode_has_one_new_token_and_a_default_context():
     assert build(RunParams, {}).run_shape().context == 0
 
 
+def test_a_training_step_has_no_cached_tokens():
+    with pytest.raises(OptionError, match="--context: got 5, expected none with --phase train"):
+        build(RunParams, {"phase": "train", "context": 5}).run_shape()
+
+
 def test_a_type_no_option_can_have_is_our_own_mistake():
     @dataclass
     class Odd:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from peft import LoraConfig, get_peft_model
 from support.tiny import build, record
 
 import introspect
@@ -110,6 +111,27 @@ def test_a_stored_record_knows_all_but_the_step_with_adapters():
     assert result.totals["params"] > 0
     assert (result.totals["activation_bytes"], result.totals["flops_per_token"]) == (None, None)
     assert result.tables["gpus"].rows[0]["fits"] is None
+
+
+def phimoe():
+    return build("Phimoe", num_local_experts=4, num_experts_per_tok=2)
+
+
+def test_a_router_that_is_a_linear_by_class_is_counted_and_named():
+    """PEFT targets it too, and its own forward then fails: a router returns no product."""
+    result = introspect.analyze("lora", phimoe(), rank=8, seq=16)
+    theirs = get_peft_model(phimoe(), LoraConfig(r=8, target_modules="all-linear"), low_cpu_mem_usage=True)
+
+    assert result.totals["params"] == sum(p.numel() for p in theirs.parameters() if p.requires_grad)
+    assert (result.totals["flops_per_token"], result.totals["activation_bytes"]) == (None, None)
+    assert result.totals["flops_per_token_full"] > 0
+    (note,) = (note for note in result.notes if note.startswith("the step with adapters is not known"))
+    assert "PhimoeTopKRouter at model.layers.0.mlp.router is a Linear by class but returns no product" in note
+
+
+def test_without_any_target_there_is_nothing_to_count(tiny_config):
+    with pytest.raises(OptionError, match=r"--target: got \(\), expected attention, all-linear, or a pattern"):
+        introspect.analyze("lora", tiny_config, target=(), seq=16)
 
 
 def test_parameters_grow_with_the_rank(tiny_config):

@@ -6,8 +6,8 @@ import pytest
 from support.tiny import build, record
 
 import introspect
-from introspect.analyzers._training import flops_by_part
-from introspect.errors import TraceShapeError, UnknownGpuError
+from introspect.analyzers._training import TrainingStep, flops_by_part
+from introspect.errors import ModelRunError, TraceShapeError, UnknownGpuError
 
 LLAMA = "meta-llama/Meta-Llama-3-8B"
 
@@ -123,6 +123,40 @@ def test_without_a_throughput_there_is_no_mfu(tiny_config):
     totals = introspect.analyze("train", tiny_config, seq=16).totals
 
     assert (totals["mfu"], totals["hfu"], totals["total_flops"]) == (None, None, None)
+
+
+def test_a_throughput_beyond_the_peak_is_named(tiny_config):
+    for rate, named in ((1e15, True), (1.0, False)):
+        result = introspect.analyze("train", tiny_config, seq=16, tokens_per_second=rate)
+        assert any("hfu is above 1: no h100-sxm runs this step" in note for note in result.notes) is named
+
+
+def test_mfu_counts_the_experts_a_token_chose():
+    """This code multiplies 4 experts of 64 x 64 and 64 x 32 for each token, of which it needs one, in 2 layers."""
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 32, "head_dim": 16}
+    result = introspect.analyze("train", build("Llama4", **sizes), seq=16)
+    again = row(result, "flops", part="attention scores again")["flops_per_token"]
+    unchosen = 6 * 2 * 3 * (64 * 64 + 64 * 32)
+
+    assert result.totals["flops_per_token"] - result.totals["model_flops_per_token"] == unchosen + again
+    assert any(f"{unchosen:,} FLOP a token that MFU leaves out" in note for note in result.notes)
+    needed = row(result, "flops", part="record, chosen experts alone")["flops_per_token"]
+    assert needed == result.totals["flops_per_token"] - unchosen
+
+
+def test_a_step_that_cannot_be_recomputed_leaves_the_plain_figures():
+    plain = record(build("Llama"), phase="train", seq=12)
+
+    def traces(run):
+        if run.checkpointing:
+            raise ModelRunError("tiny", "train", "CheckpointError: other values", "the model")
+        return plain
+
+    step = TrainingStep(plain.run, traces)
+
+    assert step.flops_per_token > 0
+    assert (step.recompute_flops_per_token, step.checkpointed_bytes) == (None, None)
+    assert step.problem == "the run failed at the model: CheckpointError: other values"
 
 
 def test_unknown_gpus_are_refused(tiny_config):
