@@ -72,12 +72,18 @@ def number_text(value: float, unit: str) -> str:
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     if unit == "share":
-        return "< 0.01 %" if 0 < value < 1e-4 else f"{100 * value:.3g} %"
+        return _percent(100 * value)
     if unit in SCALED_UNITS:
         return _with_prefix(value, unit)
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _percent(value: float) -> str:
+    if 0 < abs(value) < 0.01:
+        return "< 0.01 %" if value > 0 else "> -0.01 %"
+    return f"{value:,.0f} %" if abs(value) >= 999.5 else f"{value:.3g} %"
 
 
 def _with_prefix(value: float, unit: str) -> str:

@@ -22,6 +22,9 @@ from introspect.units import DTYPE_BITS, number_text, product_flops, tensor_byte
         (1.0, "share", "100 %"),
         (5.1e-7, "share", "< 0.01 %"),
         (0.0, "share", "0 %"),
+        (23.904, "share", "2,390 %"),  # never 2.39e+03 %
+        (9.996, "share", "1,000 %"),
+        (-1e-5, "share", "> -0.01 %"),
         (4096, "", "4,096"),
         (295.2239, "FLOP/B", "295.2"),
         (163.97, "", "164"),
