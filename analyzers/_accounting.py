@@ -11,8 +11,8 @@ from introspect.records import Trace
 def audit_notes(trace: Trace, executed: Iterable[Product]) -> tuple[str, ...]:
     """Whether products and other parameters make up all parameters, 2NT beside the FLOPs, and unclassified ops.
 
-    N are all parameters (tied ones once), T the new tokens; in training 6NT, since the backward is twice the forward. A
-    module that was not run on tokens (its products have other rows) has no 2NT.
+    N are all parameters (tied ones once), N(active) those of a token where experts are routed, T the new tokens; in
+    training 6NT, since the backward is twice the forward.
     """
     executed = list(executed)
     sizes = {p.path: p.count for p in trace.parameters if not p.buffer and p.tied_to is None}
@@ -22,19 +22,32 @@ def audit_notes(trace: Trace, executed: Iterable[Product]) -> tuple[str, ...]:
     unclassified = sum(op.count for op in trace.unclassified)
     return (
         f"parameters: {inside:,} in products + {outside:,} outside = {inside + outside:,}",
-        *_estimate(trace, executed, inside + outside),
+        *_estimate(trace, executed, inside + outside, "N"),
+        *_active_estimate(trace, executed, sizes),
         f"ops without a cost rule: {unclassified}",
     )
 
 
-def _estimate(trace: Trace, executed: list[Product], params: int) -> tuple[str, ...]:
+def _active_estimate(trace: Trace, executed: list[Product], sizes: dict[str, int]) -> tuple[str, ...]:
+    """The same with what one token uses, of each stack of E routed experts k/E; nothing where all is used."""
+    shares = {
+        path: (product.experts.top_k, product.experts.experts)
+        for product in executed
+        if product.experts is not None and product.experts.top_k
+        for path, _ in product.weights
+    }
+    idle = sum(sizes.get(path, 0) * (experts - top_k) // experts for path, (top_k, experts) in shares.items())
+    return _estimate(trace, executed, sum(sizes.values()) - idle, "N(active)") if idle else ()
+
+
+def _estimate(trace: Trace, executed: list[Product], params: int, name: str) -> tuple[str, ...]:
     tokens = trace.run.tokens
-    if not any(product.m == tokens for product in executed if product.weights):
-        return ()
     factor = 6 if trace.run.phase == "train" else 2
     estimate = factor * params * tokens
+    if not estimate:  # no parameters
+        return ()
     flops = sum(product.flops * product.times for product in executed)
     return (
-        f"{factor}NT = {factor} x {params:,} x {tokens:,} tokens = {estimate:,} FLOPs, "
+        f"{factor}{name}T = {factor} x {params:,} x {tokens:,} tokens = {estimate:,} FLOPs, "
         f"{flops / estimate:.3f} of it executed",
     )

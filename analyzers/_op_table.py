@@ -2,7 +2,9 @@
 
 `count` counts whole norms, rotations and so on; `kernels` the ops they were executed as. `bytes` is what those ops read
 and write one by one, `fused_bytes` what enters and leaves the whole; a lookup or gather reads the rows it takes.
-`compute_dtype` is the widest float type inside (an RMSNorm of a bf16 model computes in fp32).
+`compute_dtype` is the widest float type inside (an RMSNorm of a bf16 model computes in fp32). The softmax of an
+attention call is shown without kernel and bytes of its own: fused kernels keep it on the chip, in fp32 (FlashAttention,
+Dao et al. 2022), and transformers' eager attention computes it in fp32 too.
 """
 
 from __future__ import annotations
@@ -55,6 +57,11 @@ def op_table(labels: Labels) -> Table:
         row.elements += times * sum(graph.tensors[t].elements for t in written)
         row.bytes += times * sum(op_bytes(graph, i) for i in members)
         row.fused_bytes += times * (read + sum(graph.bytes[t] for t in written))
+    for i, op in enumerate(graph.ops):
+        if op.attention is not None and len(op.gemms) > 1:
+            row = rows.setdefault(("softmax", "fp32"), _Row())
+            row.count += graph.times[i]
+            row.elements += graph.times[i] * op.attention.query_heads * op.attention.visible_pairs
     ordered = sorted(rows.items(), key=lambda item: -item[1].bytes)
     return Table(units=UNITS, rows=tuple(_cells(kind, dtype, row) for (kind, dtype), row in ordered))
 

@@ -1,9 +1,10 @@
 """How each layer knows positions, named from the graph.
 
-rope: queries pass a cosine, a sine or a table of them (a floating-point buffer) between their weight product and the
-attention; alibi: the scores get a term that powers of a slope went into; relative: one that was looked up in a
-parameter; learned and sinusoidal: rows of a parameter or a buffer, looked up by positions and not by token ids, join
-the residual stream, for all layers alike; none: nothing of the kind.
+rope: queries pass a cosine, a sine or a fixed table of them (a buffer, or a parameter without gradient that positions
+are looked up in) between their weight product and the attention; alibi: the scores get a term that powers of a slope
+went into; relative: one that was looked up in a parameter; learned and sinusoidal: rows of a parameter or of a fixed
+table, looked up by positions and not by token ids or cut out in order, are added to the residual stream, for all layers
+alike; none: nothing of the kind.
 """
 
 from __future__ import annotations
@@ -36,18 +37,25 @@ class Positions:
 
     def __init__(self, structure: Structure) -> None:
         self.structure, self.graph = structure, structure.graph
+        parameters = self.graph.trace.parameters
+        trained = any(not p.buffer and not p.frozen for p in parameters)  # else freezing says nothing about a table
+        self.tables = frozenset(p.path for p in parameters if len(p.shape) > 1 and p.shape[-2] > 1)
+        self.fixed = self.graph.buffers | {p.path for p in parameters if trained and p.frozen and p.path in self.tables}
         everywhere = self._embedded()
         self.layers = tuple(
             self._of_call(i, everywhere) for i, op in enumerate(self.graph.ops) if op.attention is not None
         )
 
-    def rows(self, recurrent: Iterable[Layer] = ()) -> list[tuple[str, str]]:
-        """(kind, layers) of layers that are alike, in order of first appearance; `recurrent` layers attend nothing."""
+    def rows(self) -> list[tuple[str, str]]:
+        """(kind, layers) of layers that are alike, in order of first appearance; what mixes without attention: none."""
         found: defaultdict[str, list[Layer]] = defaultdict(list)
         for layer in self.layers:
             found[" + ".join(layer.kinds)].append(layer.layer)
-        for own in recurrent:
-            found["none"].append(own)
+        attending = {layer.layer for layer in self.layers}
+        mixing = {self.structure.layers.split(self.graph.ops[i].module)[1]: None for i in sorted(self.structure.mixers)}
+        for own in mixing:
+            if own and own not in attending:
+                found["none"].append(own)
         return [(kind, layer_ranges(layers)) for kind, layers in found.items()]
 
     def layers_of(self, rope: Rope) -> str:
@@ -83,7 +91,7 @@ class Positions:
             names.add(base_name(graph.ops[j]))
             for slot, t in enumerate(graph.ops[j].inputs):
                 path = graph.tensors[t].parameter
-                if path in graph.buffers and self._is_table(t):
+                if path in self.fixed and self._is_table(t):
                     buffers.add(str(path))
                 waiting.append(graph.producers[j][slot])
             waiting = [p for p in waiting if p >= 0]
@@ -127,16 +135,26 @@ class Positions:
         )
 
     def _embedded(self) -> frozenset[str]:
-        """Tables that positions are looked up in for the stream itself."""
+        """Tables that positions are looked up in, or that are cut to their number, for the stream itself."""
         graph, found = self.graph, set()
         for i, op in enumerate(graph.ops):
-            if op.kind not in _LOOKUPS or not self._joins_stream(i):
-                continue
-            tables = [graph.tensors[t].parameter for t in op.inputs if self._is_table(t)]
-            indices = [t for t in op.inputs if graph.tensors[t].role == "index" or "int" in graph.tensors[t].dtype]
-            if tables and indices and all(self._is_position(i, t) for t in indices):
-                found.add("sinusoidal" if tables[0] in graph.buffers else "learned")
+            if op.kind in _LOOKUPS and self._joins_stream(i):
+                tables = [graph.tensors[t].parameter for t in op.inputs if self._is_table(t)]
+                indices = [t for t in op.inputs if graph.tensors[t].role == "index" or "int" in graph.tensors[t].dtype]
+                if tables and indices and all(self._is_position(i, t) for t in indices):
+                    found.add(self._kind_of(tables[0]))
+            elif base_name(op) == "add" and self.structure.in_stream(i):
+                rows = graph.tensors[op.outputs[0]].shape[-2:]
+                cut = [graph.tensors[t] for t in op.inputs if self._is_table(t)]
+                found |= {
+                    self._kind_of(view.parameter)
+                    for view in cut
+                    if view.parameter in self.tables and view.shape[-2:] == rows
+                }
         return frozenset(found)
+
+    def _kind_of(self, table: str | None) -> str:
+        return "sinusoidal" if table in self.fixed else "learned"
 
     def _is_table(self, t: int) -> bool:
         """Whether a tensor is a parameter or buffer of real numbers."""
@@ -144,13 +162,19 @@ class Positions:
         return tensor.parameter is not None and tensor.dtype.startswith(("fp", "bf", "complex"))
 
     def _joins_stream(self, i: int) -> bool:
-        """Whether a looked-up row is in the stream, or is a constant (a row of a buffer) that is added to it first."""
-        graph = self.graph
-        if graph.nature[i] == "data":
-            return self.structure.in_stream(i)
-        reached = graph.ahead([i], lambda j: graph.nature[j] == "data")
-        users = [k for j in reached for k in graph.consumers[j] if graph.nature[k] == "data"]
-        return any(self.structure.in_stream(k) for k in users)
+        """Whether looked-up rows are added to the stream, moved, normed or scaled by a constant on the way."""
+        graph, waiting, seen = self.graph, list(self.graph.consumers[i]), set()
+        while waiting:
+            j = waiting.pop()
+            if j in seen or graph.ops[j].gemms:
+                continue
+            seen.add(j)
+            others = [p for p in graph.data_producers(j) if p != i and p not in seen]
+            if not others:
+                waiting += graph.consumers[j]
+            elif base_name(graph.ops[j]) == "add" and self.structure.in_stream(j):
+                return True
+        return False
 
     def _is_position(self, i: int, t: int) -> bool:
         """Whether indices count something instead of naming tokens: they follow from a range or a running sum."""

@@ -10,7 +10,6 @@ from functools import cached_property
 
 from introspect.analyzers._cache import Part, cache_parts, is_index
 from introspect.analyzers._engine import engine_products
-from introspect.analyzers._folding import Layer
 from introspect.analyzers._products import Product, products
 from introspect.analyzers._structure import Structure
 from introspect.analyzers._traffic import CacheTraffic, WeightReads, cache_traffic, weight_reads
@@ -70,11 +69,6 @@ class Step:
     def index_keys(self) -> tuple[CacheTensor, ...]:
         """Keys that a sparse attention's indexer scores, held beside the cache."""
         return tuple(tensor for tensor in self.trace.cache if is_index(tensor))
-
-    def layers_without_attention(self) -> list[Layer]:
-        """Layers that keep a state and attend nothing (decode traces)."""
-        attending = {part.layer for part in self.parts if part.query_heads}
-        return [part.layer for part in self.parts if part.state_bytes and part.layer not in attending]
 
     @property
     def weight_bytes(self) -> int:

@@ -81,7 +81,7 @@ def analyze(params: Params, traces: Traces) -> Result:
                 for machine in found
             ),
         ),
-        "position": Table(units={"position": "", "layers": ""}, rows=_position_rows(longest, positions)),
+        "position": Table(units={"position": "", "layers": ""}, rows=_position_rows(positions)),
     }
     if longest.trace.rope:
         tables["rope"] = rope_table(longest.trace.rope, positions.layers_of)
@@ -165,9 +165,8 @@ def _layer_bytes(prefill: Step, sram_bytes: int) -> dict[str, Value]:
     return {"score_bytes_per_layer": scores_bytes, "flash_bytes_per_layer": flash_bytes}
 
 
-def _position_rows(step: Step, positions: Positions) -> tuple[dict[str, Value], ...]:
-    rows = positions.rows(step.layers_without_attention())
-    return tuple({"position": kind, "layers": layers} for kind, layers in rows)
+def _position_rows(positions: Positions) -> tuple[dict[str, Value], ...]:
+    return tuple({"position": kind, "layers": layers} for kind, layers in positions.rows())
 
 
 def _totals(step: Step) -> dict[str, Value]:

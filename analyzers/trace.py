@@ -4,6 +4,7 @@ A product [m, k] x [k, n] is 2*m*k*n FLOPs. `weight_flops` are products with a p
 two activations, dense as executed; `attention_flops_causal` counts only the pairs that the mask lets through.
 `engine_flops` and `--view engine` show what a serving engine runs for the same step (see docs/conventions.md): masked
 attention, the head on the last position, latent attention absorbed where cheaper, routed experts only, selected keys.
+All other totals are of the executed step, but `gemm_bytes`, which sums the table that is shown.
 Bytes of a product are its operands once and its result once; `weight_bytes_read` counts the distinct experts expected
 under independent uniform routing. Equal products of equal layers share a row: `*` in `module`, `layers` says which.
 """
@@ -63,7 +64,7 @@ def analyze(params: Params, traces: Traces) -> Result:
         command="trace",
         model=describe_model(trace),
         run=describe_run(trace.run),
-        totals=_totals(structure, labels, executed, engine),
+        totals=_totals(structure, labels, executed, engine, params.view),
         tables={
             "gemms": gemm_table(shown, structure.layers, per_layer=params.per_layer),
             "ops": op_table(labels),
@@ -75,7 +76,9 @@ def analyze(params: Params, traces: Traces) -> Result:
     )
 
 
-def _totals(structure: Structure, labels: Labels, executed: list[Product], engine: list[Product]) -> dict[str, Value]:
+def _totals(
+    structure: Structure, labels: Labels, executed: list[Product], engine: list[Product], view: str
+) -> dict[str, Value]:
     graph = structure.graph
     weights = sum(p.flops * p.times for p in executed if p.weights)
     attention = sum(p.flops * p.times for p in executed if not p.weights)
@@ -94,7 +97,7 @@ def _totals(structure: Structure, labels: Labels, executed: list[Product], engin
         "kv_bytes_written": cache.written,
         "activation_bytes": activation_bytes(executed),
         "peak_activation_bytes": peak_activation_bytes(graph.trace),
-        "gemm_bytes": sum(p.bytes * p.times for p in executed),
+        "gemm_bytes": sum(p.bytes * p.times for p in (engine if view == "engine" else executed)),
         "kernels": executed_kernels(graph),
         "kernels_fused": fused_kernels(labels, sum(graph.times[i] for i in merged)),
     }

@@ -235,6 +235,7 @@ def _parameters(recorder: Recorder, model: nn.Module, touched: set[int]) -> tupl
                     touched=storage in touched,
                     buffer=buffer,
                     tied_to=tied_to,
+                    frozen=not buffer and not tensor.requires_grad,
                 )
             )
     return tuple(found)

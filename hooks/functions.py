@@ -12,8 +12,12 @@ from introspect.hooks.attention import AttentionObserver
 from introspect.hooks.shadow import Shadow
 
 
+_GET_ITEM = torch.Tensor.__getitem__
+
+
 class FunctionObserver(TorchFunctionMode):
-    """Turn `F.scaled_dot_product_attention` into the attention op, and answer `tolist` and `numpy` on meta."""
+    """Turn `F.scaled_dot_product_attention` into the attention op, answer `tolist` and `numpy` on meta, and keep the
+    values of lists that index."""
 
     def __init__(self, attention: AttentionObserver, shadow: Shadow) -> None:
         super().__init__()
@@ -29,6 +33,8 @@ class FunctionObserver(TorchFunctionMode):
             return self._shadow.to_list(args[0])
         if func is torch.Tensor.numpy and args[0].device.type == "meta":
             return torch.tensor(self._shadow.to_list(args[0]), dtype=args[0].dtype).numpy()
+        if func is _GET_ITEM and args[0].is_meta:
+            return func(args[0], _with_values(args[1]))
         return func(*args, **kwargs)
 
     def _sdpa(
@@ -49,6 +55,13 @@ class FunctionObserver(TorchFunctionMode):
             q, k, v, mask, bias=None, sinks=None, scale=scale, softcap=None, causal=is_causal and attn_mask is None
         )
         return out.transpose(1, 2).reshape(*lead, query.shape[-2], value.shape[-1])
+
+
+def _with_values(index: Any) -> Any:
+    """Lists in an index as CPU tensors: torch would make meta tensors of them, unseen, and their values were lost."""
+    if isinstance(index, tuple):
+        return tuple(_with_values(part) for part in index)
+    return torch.tensor(index, device="cpu") if isinstance(index, list) and index else index
 
 
 def _four_dimensional(tensor: torch.Tensor) -> torch.Tensor:

@@ -77,6 +77,7 @@ class Parameter:
     buffer: bool = False
     tied_to: str | None = None  # the first path that shares this storage; None when this is the first
     global_shape: tuple[int, ...] | None = None  # sharded run: of the whole parameter; None where each rank has it all
+    frozen: bool = False  # a parameter that takes no gradient: a fixed table, or a base under adapters
 
     @property
     def count(self) -> int:

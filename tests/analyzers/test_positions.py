@@ -8,6 +8,9 @@ from support.tiny import build, record
 from introspect.analyzers._positions import Positions
 from introspect.analyzers._step import Step
 
+DECODER = {"d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 64}
+WHISPER = DECODER | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "max_target_positions": 64}
+PEGASUS = DECODER | {"is_decoder": True, "max_position_embeddings": 64}
 GPT2 = {"n_embd": 32, "n_head": 2, "n_layer": 2}
 
 
@@ -29,6 +32,11 @@ def positions(name, phase, **sizes):
         ("Mpt", {"d_model": 32, "n_heads": 2, "n_layers": 2, "max_seq_len": 64}, [("alibi", "0-1")]),
         ("Falcon", {"alibi": True, "num_kv_heads": 4}, [("alibi", "0-1")]),
         ("XGLM", {"d_model": 32, "ffn_dim": 32, "num_layers": 2, "attention_heads": 2}, [("sinusoidal", "0-1")]),
+        ("Mamba", {"state_size": 8}, [("none", "0-1")]),
+        ("RoFormer", {"is_decoder": True, "embedding_size": 64, "max_position_embeddings": 64}, [("rope", "0-1")]),
+        ("Whisper", WHISPER, [("learned", "0-1")]),
+        ("Pegasus", PEGASUS, [("sinusoidal", "0-1")]),
+        ("Marian", PEGASUS | {"decoder_vocab_size": 512, "pad_token_id": 0}, [("sinusoidal", "0-1")]),
         ("SmolLM3", {"no_rope_layers": [1, 0], "pad_token_id": 0}, [("rope", "0"), ("none", "1")]),
     ],
 )
