@@ -11,7 +11,6 @@ from torch.overrides import TorchFunctionMode
 from introspect.hooks.attention import AttentionObserver
 from introspect.hooks.shadow import Shadow
 
-
 _GET_ITEM = torch.Tensor.__getitem__
 
 
