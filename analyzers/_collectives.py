@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from introspect.gpus import Gpu
-from introspect.records import Trace
+from introspect.records import RunShape, Trace
 from introspect.units import number_text
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
@@ -92,19 +92,30 @@ def recorded_transfers(trace: Trace, stream_width: int) -> Iterator[Transfer]:
             )
 
 
-def sequence_parallel(transfers: Iterable[Transfer], tokens: int) -> Iterator[Transfer]:
+def sequence_parallel(transfers: Iterable[Transfer], run: RunShape) -> Iterator[Transfer]:
     """The same step with the residual stream scattered over the tokens between blocks (Korthikanti et al. 2022): each
     all-reduce of the stream is a reduce-scatter after the block and an all-gather before the next, and what only put
-    scattered tokens together is left out. Tokens are padded to equal parts."""
+    scattered tokens together is left out. In the backward the two change places: each all-reduce is a reduce-scatter,
+    and for each of the forward a gradient is gathered, and once more the next block's input, of which a rank has kept
+    its own tokens alone. Tokens are padded to equal parts."""
     for transfer in transfers:
         if not transfer.tokens:
             yield transfer
             continue
-        padded = -(-tokens // transfer.ranks) * transfer.ranks
-        payload = transfer.payload_bytes * padded // tokens
-        if transfer.kind == "all_reduce":
-            yield replace(transfer, kind="reduce_scatter", payload_bytes=payload)
-            yield replace(transfer, kind="all_gather", payload_bytes=payload)
+        payload = scattered_bytes(transfer.payload_bytes, run.tokens, transfer.ranks) * transfer.ranks
+        if transfer.kind != "all_reduce":
+            continue
+        yield replace(transfer, kind="reduce_scatter", payload_bytes=payload)
+        if transfer.direction == "forward":
+            gathered = replace(transfer, kind="all_gather", payload_bytes=payload)
+            yield gathered
+            if run.phase == "train":
+                yield replace(gathered, direction="backward", times=2 * transfer.times)
+
+
+def scattered_bytes(payload: int, tokens: int, ranks: int) -> int:
+    """A rank's part of a value of so many tokens, padded to equal parts."""
+    return payload // tokens * -(-tokens // ranks)
 
 
 def interconnect_assumption(gpu: Gpu) -> str:

@@ -13,10 +13,11 @@ from introspect.records import ExpertCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A size and this rank's part of it, padding included."""
+    """A size and this rank's part of it, padding included. `shared`: how much of the part other ranks hold as well."""
 
     whole: int
     part: int
+    shared: int = 0
 
     def of(self, size: int) -> int:
         """The part of a size that the cut runs through: itself, or a multiple that is laid out around it."""
@@ -175,6 +176,7 @@ def nearest_degrees(limits: Iterable[Limit], asked: int) -> tuple[int, ...]:
     """The next smaller and the next larger number of ranks that every limit allows."""
     bounds = list(limits)
     largest = max((limit.size for limit in bounds), default=asked)
-    smaller = next((n for n in range(asked - 1, 0, -1) if all(limit.allows(n) for limit in bounds)), None)
+    top = min((limit.size for limit in bounds if not limit.shared), default=asked)  # no more ranks than that divide it
+    smaller = next((n for n in range(min(asked - 1, top), 0, -1) if all(limit.allows(n) for limit in bounds)), None)
     larger = next((n for n in range(asked + 1, largest + 1) if all(limit.allows(n) for limit in bounds)), None)
     return tuple(n for n in (smaller, larger) if n is not None)

@@ -1,8 +1,8 @@
 """How a Megatron-style engine cuts the weights of any model, decided from the dataflow of an unsharded record.
 
 - Column, then row, by the state of what a product reads (_placement.py). Whole on every rank: routers, projections
-  into a latent, what only chooses keys (sparse-attention indexers), a product that no row product follows, and one with
-  fewer columns than ranks. Norms are whole where they read whole values.
+  into a latent, what only chooses keys (sparse-attention indexers), a product that no row product follows, and in a
+  mixer one with fewer columns than ranks. Norms are whole where they read whole values.
 - Heads stay whole. Where there are fewer KV heads than ranks, each is held by several; the projections of keys and
   values are found by walking back from the attention call.
 - A fused result (query with key and value, gate with up) is cut inside each part.
@@ -45,7 +45,7 @@ class Degrees:
 
 class Megatron:
     """The cuts of every weight and attention call. `limits` bound the degrees; `remarks` say what stays whole and why:
-    reason -> modules."""
+    reason -> modules; `repeated` are KV heads that the weights make, and to how many the code repeats them."""
 
     def __init__(self, structure: Structure, executed: Iterable[Product], degrees: Degrees) -> None:
         self.structure, self.graph, self.degrees = structure, structure.graph, degrees
@@ -53,6 +53,7 @@ class Megatron:
         self.expert_calls: dict[str, ExpertCall] = {}  # by module, and by what a product of it is named after
         self.limits: set[Limit] = set()
         self.remarks: defaultdict[str, set[str]] = defaultdict(set)
+        self.repeated: set[tuple[int, int]] = set()
         self._counts = {p.path: p.count for p in self.graph.trace.parameters}
         self._latent = {product.op for product in executed if product.parallel == "latent"}
         self.placement = Placement(structure, self, degrees.tp, degrees.ep)
@@ -135,16 +136,17 @@ class Megatron:
         self._cut(i, WeightCut(columns=columns))
         return "column"
 
-    def vector(self, i: int, path: str) -> None:
+    def vector(self, i: int, path: str) -> bool:
         """A bias, a norm's weight or a decay is cut where it has a number for every channel (or head) of the value."""
         count = self._counts[path]
         tensor = self.graph.tensors[self.graph.ops[i].outputs[0]]
         if path in self.cuts or count * self.graph.trace.run.tokens != tensor.elements:
-            return
+            return path in self.cuts
         made = nearest_cores(self.structure, i, self.graph.ops[i].inputs[0]) & self.structure.matrices.keys()
         columns = {self._cut_of(j).columns for j in made} - {None}
         like = columns.pop() if len(columns) == 1 else None
         self.cuts[path] = WeightCut(columns=like if like and like.whole == count else even(count, self.degrees.tp))
+        return True
 
     def exchange_bytes(self, i: int) -> int:
         """The rows of this rank's tokens: one for each expert a token goes to, as wide as its input or its result."""
@@ -196,8 +198,6 @@ class Megatron:
             return None, "projects into a latent"
         if i in self._choosing:
             return None, "chooses keys"
-        if gemm.n < self.degrees.tp:
-            return None, "fewer columns than ranks"
         if gemm.kind == "conv":
             return None, "convolution over all channels"
         if self.structure.layer_of(i) is None:
@@ -206,6 +206,8 @@ class Megatron:
             return None, "no row product follows"
         if i in self._attended:
             return self._heads(i, gemm)
+        if gemm.n < self.degrees.tp and i in self.structure.mixers:  # heads and an FFN's columns must divide instead
+            return None, "fewer columns than ranks"
         return self._parts(i, gemm), ""
 
     def _heads(self, i: int, gemm: Gemm) -> tuple[Cut | None, str]:
@@ -217,8 +219,10 @@ class Megatron:
         if kv_heads == 1 and "q" not in roles:
             return None, "one KV head"
         self._limit("KV heads", i, kv_heads, shared=True)
-        held = max(1, kv_heads // tp)
-        return Cut(whole=gemm.n, part=(gemm.n - kv_width) // tp + kv_width * held // kv_heads), ""
+        if kv_heads < call.kv_heads:
+            self.repeated.add((kv_heads, call.kv_heads))
+        kept = kv_width * max(1, kv_heads // tp) // kv_heads
+        return Cut(whole=gemm.n, part=(gemm.n - kv_width) // tp + kept, shared=kept if kv_heads < tp else 0), ""
 
     def _kv_part(self, gemm: Gemm, call: AttentionCall, roles: frozenset[str]) -> tuple[int, int]:
         """Columns that make keys or values, and for how many heads."""
@@ -240,7 +244,8 @@ class Megatron:
         if i in self.structure.mixers:
             if any(width % tp for width in widths):
                 self.remarks["parts of a mixer that do not divide"].add(self._name(i))
-            return Cut(whole=gemm.n, part=sum(width if width % tp else width // tp for width in widths))
+            whole = sum(width for width in widths if width % tp)
+            return Cut(whole=gemm.n, part=whole + (gemm.n - whole) // tp, shared=whole)
         for width in widths:
             self._limit("columns", i, width)
         return Cut(whole=gemm.n, part=sum(-(-width // tp) for width in widths))

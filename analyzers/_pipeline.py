@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from introspect.analyzers._collectives import Transfer
+from introspect.analyzers._collectives import Transfer, scattered_bytes
 from introspect.analyzers._folding import layer_ranges
 from introspect.analyzers._placement import stream_width
 from introspect.analyzers._rank import Rank
@@ -52,8 +52,9 @@ def bubble_share(stages: int, microbatches: int) -> float:
     return (stages - 1) / (microbatches + stages - 1)
 
 
-def pipeline(rank: Rank, stages: int) -> tuple[Stage, ...]:
-    """The rank's work dealt out to stages. Raises ShardingError when there are fewer layers than stages."""
+def pipeline(rank: Rank, stages: int, scattered: int = 1) -> tuple[Stage, ...]:
+    """The rank's work dealt out to stages; the stream that they hand on is scattered over `scattered` ranks. Raises
+    ShardingError when there are fewer layers than stages."""
     places = _Places(rank, stages)
     found = []
     for stage in range(stages):
@@ -64,19 +65,19 @@ def pipeline(rank: Rank, stages: int) -> tuple[Stage, ...]:
             products=[p for p in rank.products if places.of_module(p.module) == stage],
             works=tuple(w for w in rank.works if places.of_work(w.module) == stage),
             shares=tuple(s for s in rank.shares if stage in places.of_parameter(s.parameter.path)),
-            transfers=(*transfers, *_sends(rank, stage, stages)),
+            transfers=(*transfers, *_sends(rank, stage, stages, scattered)),
             growth={layer: grown for layer, grown in rank.growth.items() if places.numbers.get(layer, 0) == stage},
         )
         found.append(Stage(layers=layer_ranges((number,) for number in held), rank=part))
     return tuple(found)
 
 
-def _sends(rank: Rank, stage: int, stages: int) -> list[Transfer]:
-    """The stream of all tokens to the next stage, and in training its gradient to the one before."""
+def _sends(rank: Rank, stage: int, stages: int, scattered: int) -> list[Transfer]:
+    """The stream of this rank's tokens to the next stage, and in training its gradient to the one before."""
     run, width = rank.step.trace.run, stream_width(rank.step.structure)
     if width is None:
         return []
-    payload = run.tokens * width * DTYPE_BITS[run.dtype or "bf16"] // 8
+    payload = scattered_bytes(run.tokens * width * DTYPE_BITS[run.dtype or "bf16"] // 8, run.tokens, scattered)
     send = Transfer(kind="send", module="stream", payload_bytes=payload, ranks=2, group="pp")
     found = [send] if stage < stages - 1 else []
     if run.phase == "train" and stage > 0:

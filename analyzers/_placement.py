@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 from introspect.analyzers._collectives import Transfer
 from introspect.analyzers._structure import Structure
 from introspect.graph import base_name
+from introspect.units import tensor_bytes
 
 _SUMS = frozenset({"add", "sub", "where", "masked_fill"})
 _SCALINGS = frozenset({"mul", "div", "neg"})
@@ -52,8 +53,8 @@ class Weights(Protocol):
         """How the weights of product i are cut when its data is in this state (never an open term)."""
         ...
 
-    def vector(self, i: int, path: str) -> None:
-        """A parameter that element-wise op i combines with a cut value."""
+    def vector(self, i: int, path: str) -> bool:
+        """Whether a parameter that element-wise op i combines with a cut value is cut as well."""
         ...
 
     def exchange_bytes(self, i: int) -> int:
@@ -71,9 +72,11 @@ class Placement:
         self.cut_ops: set[int] = set()
         self.transfers: list[Transfer] = []
         self._gradients: dict[int, Transfer] = {}  # by the op that made the value
+        self._summed: set[str] = set()  # whole parameters whose gradients are summed
         run = self.graph.trace.run
         self.tokens, self.training = run.tokens, run.phase == "train"
         self.stream_width = stream_width(structure)
+        self._parameter_bytes = {p.path: tensor_bytes(p.shape, p.dtype) for p in self.graph.trace.parameters}
         for i in range(len(self.graph.ops)):
             if self.graph.nature[i] == "data":  # views have no nature of their own
                 self._visit(i)
@@ -119,7 +122,9 @@ class Placement:
             self._multiply(i, states)
         elif op.gemms or self.graph.repeated[i]:
             self._settle(states)
-            self._put(i, _joined(states.values()))
+            if (state := _joined(states.values())) == "cut":
+                self._read_by_parts(i, states)
+            self._put(i, state)
         else:
             self._combine(i, states)
 
@@ -146,13 +151,19 @@ class Placement:
             self.cut_ops.add(i)
 
     def _exchange(self, i: int, how: Weighing) -> None:
-        """Tokens to their experts' ranks, or their results back to all ranks that share the batch."""
-        payload = self.weights.exchange_bytes(i)
+        """Tokens to their experts' ranks, or their results back to all ranks that share the batch. Each of these takes
+        its slice of the tokens; of these and their routing weights the backward gathers the gradients."""
+        payload, op = self.weights.exchange_bytes(i), self.graph.ops[i]
         self._send("all_to_all", i, payload, group="ep", ranks=self.ep)
-        if how == "combine" and self.tp > 1:
-            self._send("all_gather", i, self._bytes_of_stream(i), tokens=True)
-        if self.training:
-            self._send("all_to_all", i, payload, group="ep", ranks=self.ep, direction="backward")
+        if how == "combine":
+            self._send("all_gather", i, self._bytes_of_rows(i, op.gemms[0].n), tokens=True)
+        if not self.training:
+            return
+        self._send("all_to_all", i, payload, group="ep", ranks=self.ep, direction="backward")
+        if how == "dispatch":
+            assert op.experts is not None
+            for width in (op.experts.top_k, op.gemms[0].k):
+                self._send("all_gather", i, self._bytes_of_rows(i, width), tokens=True, direction="backward")
 
     def _combine(self, i: int, states: dict[int, State]) -> None:
         """Any op without a product."""
@@ -166,10 +177,17 @@ class Placement:
             self._read_by_parts(i, states)
             for slot in range(len(self.graph.ops[i].inputs)):
                 for path in self.graph.input_weights(i, slot):
-                    self.weights.vector(i, path)
+                    self._combine_with(i, path)
             if self._spans(i):
                 state = self._over_cut_axis(i)
         self._put(i, state)
+
+    def _combine_with(self, i: int, path: str) -> None:
+        """A parameter beside a cut value; of one that is whole each rank has a term of the gradient."""
+        if self.weights.vector(i, path) or not self.training or path in self._summed:
+            return
+        self._summed.add(path)
+        self._send("all_reduce", i, self._parameter_bytes[path], direction="backward")
 
     def _kept_open(self, i: int, states: dict[int, State]) -> Term | None:
         """The term that op i makes of a term without summing it first; None when it must be summed."""
@@ -213,8 +231,9 @@ class Placement:
         if name in _TOTALS:
             return Term(i, (op.module,))
         if op.kind in ("softmax", "loss"):  # vocabulary-parallel cross-entropy: the largest, the sum, the target's own
+            heads = [self.graph.ops[j].module for j in sorted(self.structure.heads) if j < i]
             for _ in range(3 if op.kind == "softmax" else 0):
-                self._send("all_reduce", i, 4 * self.tokens)
+                self._send("all_reduce", i, 4 * self.tokens, module=heads[-1:])
             return "whole"
         statistics = [
             t for t in op.outputs if self.graph.tensors[t].elements < self.graph.tensors[op.inputs[0]].elements
@@ -294,10 +313,9 @@ class Placement:
     def _bytes(self, i: int) -> int:
         return self.graph.tensors[self.graph.ops[i].outputs[0]].bytes
 
-    def _bytes_of_stream(self, i: int) -> int:
-        """Bytes of one row for each token, as wide as the result of product i."""
-        tensor = self.graph.tensors[self.graph.ops[i].outputs[0]]
-        return self.tokens * tensor.shape[-1] * tensor.bits // 8
+    def _bytes_of_rows(self, i: int, width: int) -> int:
+        """Bytes of one row for each token, in the dtype of the result of product i."""
+        return self.tokens * width * self.graph.tensors[self.graph.ops[i].outputs[0]].bits // 8
 
 
 def stream_width(structure: Structure) -> int | None:

@@ -13,7 +13,14 @@ from math import prod
 from typing import Literal
 
 from introspect.analyzers._collectives import Transfer, recorded_transfers
-from introspect.analyzers._cuts import Limit, part_of, part_of_activations, part_of_attention, part_of_experts
+from introspect.analyzers._cuts import (
+    Limit,
+    WeightCut,
+    part_of,
+    part_of_activations,
+    part_of_attention,
+    part_of_experts,
+)
 from introspect.analyzers._megatron import Degrees, Megatron
 from introspect.analyzers._placement import stream_width
 from introspect.analyzers._products import Product
@@ -28,11 +35,12 @@ _STATES = ("conv", "recurrent", "ssm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One parameter as a rank holds it."""
+    """One parameter as a rank holds it; `shared_bytes` of its part are on several ranks."""
 
     parameter: Parameter
     whole_shape: tuple[int, ...]
     shape: tuple[int, ...]
+    shared_bytes: int = 0
 
     @property
     def whole(self) -> bool:
@@ -45,6 +53,11 @@ class Share:
         return tensor_bytes(self.shape, self.parameter.dtype)
 
     @property
+    def replicated_bytes(self) -> int:
+        """Bytes of it that are no part of this rank's own: all of a whole one, and KV heads that several ranks hold."""
+        return self.bytes if self.whole else self.shared_bytes
+
+    @property
     def whole_bytes(self) -> int:
         """Bytes of the whole parameter."""
         return tensor_bytes(self.whole_shape, self.parameter.dtype)
@@ -53,7 +66,8 @@ class Share:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """What one rank does and holds. `growth`: cache layer -> bytes that one more token of one sequence takes there.
-    `works` are its products as an engine runs them, for time bounds."""
+    `works` are its products as an engine runs them, for time bounds. `repeated`: KV heads that the weights make, and to
+    how many the model's code repeats them before it attends."""
 
     route: Route
     step: Step
@@ -66,6 +80,7 @@ class Rank:
     kv_heads: int | None
     limits: frozenset[Limit] = frozenset()
     remarks: Mapping[str, set[str]] = field(default_factory=dict)
+    repeated: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def weight_bytes(self) -> int:
@@ -73,9 +88,9 @@ class Rank:
         return sum(share.bytes for share in self.shares)
 
     @property
-    def whole_bytes(self) -> int:
-        """Bytes of those that every rank holds whole."""
-        return sum(share.bytes for share in self.shares if share.whole)
+    def replicated_bytes(self) -> int:
+        """Bytes of them that every rank holds, or several."""
+        return sum(share.replicated_bytes for share in self.shares)
 
     @property
     def kv_bytes_per_token(self) -> int | None:
@@ -108,13 +123,7 @@ def megatron_rank(step: Step, degrees: Degrees) -> Rank:
     """The rank that a Megatron-style engine makes of an unsharded record."""
     trace = step.trace
     cut = Megatron(step.structure, step.executed, degrees)
-    shares = tuple(
-        Share(
-            parameter=p, whole_shape=p.shape, shape=cut.cuts[p.path].shape(p.shape) if p.path in cut.cuts else p.shape
-        )
-        for p in trace.parameters
-        if not p.buffer and p.tied_to is None
-    )
+    shares = tuple(_share(p, cut.cuts.get(p.path)) for p in trace.parameters if not p.buffer and p.tied_to is None)
     calls = [op.attention for op in step.structure.graph.ops if op.attention is not None]
     heads = [cut.heads_of(call) for call in calls]
     works = step_work(step, [_part(product, cut) for product in step.engine])
@@ -130,7 +139,17 @@ def megatron_rank(step: Step, degrees: Degrees) -> Rank:
         kv_heads=max((kv for _, kv in heads), default=None),
         limits=frozenset(cut.limits),
         remarks=cut.remarks,
+        repeated=frozenset(cut.repeated),
     )
+
+
+def _share(parameter: Parameter, cut: WeightCut | None) -> Share:
+    """A parameter as it is cut."""
+    shape = parameter.shape if cut is None else cut.shape(parameter.shape)
+    columns, shared = None if cut is None else cut.columns, 0
+    if columns is not None and columns.shared:
+        shared = tensor_bytes(shape, parameter.dtype) * columns.shared // columns.part
+    return Share(parameter=parameter, whole_shape=parameter.shape, shape=shape, shared_bytes=shared)
 
 
 def _as_needed(step: Step, transfers: Iterable[Transfer]) -> tuple[Transfer, ...]:

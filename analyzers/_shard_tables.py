@@ -82,8 +82,9 @@ ROUTE_UNITS = {"quantity": "", "transformers": "", "megatron": "", "same": ""}
 
 
 def parameter_table(rank: Rank, ranks: int) -> Table:
-    """Equal parameters of equal layers in one row; bytes are of all of them on this rank. `copies` of each that all
-    ranks hold together: 1 when they only share it out, slightly more where equal parts need padding."""
+    """Equal parameters of equal layers in one row; bytes are of all of them on this rank: its own part, and what
+    every rank holds, or several (KV heads that are fewer than the ranks). `copies` of each that all ranks hold
+    together: 1 when they only share it out, slightly more where equal parts need padding."""
     layers = rank.step.structure.layers
     rows: defaultdict[tuple[object, ...], list[Share]] = defaultdict(list)
     for share in rank.shares:
@@ -98,8 +99,8 @@ def parameter_table(rank: Rank, ranks: int) -> Table:
                 "whole_shape": list(same[0].whole_shape),
                 "shape": list(same[0].shape),
                 "dtype": same[0].parameter.dtype,
-                "sharded_bytes": sum(share.bytes for share in same if not share.whole),
-                "replicated_bytes": sum(share.bytes for share in same if share.whole),
+                "sharded_bytes": sum(share.bytes - share.replicated_bytes for share in same),
+                "replicated_bytes": sum(share.replicated_bytes for share in same),
                 "copies": prod(same[0].shape) * ranks / prod(same[0].whole_shape),
             }
             for same in rows.values()
@@ -246,7 +247,7 @@ def route_table(executed: Rank, megatron: Rank) -> Table:
         rows.append({"quantity": quantity, "transformers": ours, "megatron": theirs, "same": ours == theirs})
 
     compare("weight_bytes_per_rank", executed.weight_bytes, megatron.weight_bytes)
-    compare("weight_bytes_replicated_per_rank", executed.whole_bytes, megatron.whole_bytes)
+    compare("weight_bytes_replicated_per_rank", executed.replicated_bytes, megatron.replicated_bytes)
     compare("kv_bytes_per_token_per_rank", executed.kv_bytes_per_token, megatron.kv_bytes_per_token)
     compare("query_heads_per_rank", executed.query_heads, megatron.query_heads)
     compare("kv_heads_per_rank", executed.kv_heads, megatron.kv_heads)

@@ -23,6 +23,7 @@ from introspect.analyzers._products import fuse
 from introspect.analyzers._rank import Rank
 from introspect.analyzers._roofline import Machine, machines
 from introspect.analyzers._routes import Routes, find_routes
+from introspect.analyzers._shard_notes import option_notes, rank_notes, training_notes
 from introspect.analyzers._shard_tables import (
     collective_table,
     gpu_table,
@@ -35,7 +36,6 @@ from introspect.analyzers._shard_tables import (
 from introspect.errors import OptionError, ShardingError
 from introspect.params import GpuParams, RunParams, Traces, option
 from introspect.table import Result, Table, Value, describe_model, describe_run
-from introspect.units import number_text
 
 MODELS = "one"
 EXAMPLES = (
@@ -68,10 +68,10 @@ def analyze(params: Params, traces: Traces) -> Result:
     routes = find_routes(traces, params.run_shape(), degrees, params.engine)
     rank = routes.chosen
     if params.sequence_parallel:
-        scattered = sequence_parallel(rank.transfers, rank.step.trace.run.tokens)
+        scattered = sequence_parallel(rank.transfers, rank.step.trace.run)
         rank = replace(rank, transfers=tuple(scattered))
     gpus = machines(params)
-    stages = pipeline(rank, params.pp)
+    stages = pipeline(rank, params.pp, scattered=params.tp if params.sequence_parallel else 1)
     slowest = max(range(params.pp), key=lambda stage: (stages[stage].seconds(gpus[0]) or 0.0, -stage))
     shown = stages[slowest] if params.pp > 1 else Stage(layers="", rank=rank)
     run = rank.step.trace.run.with_(tp=params.tp, ep=params.ep)
@@ -105,8 +105,8 @@ def _totals(
     rank, transfers = stage.rank, stage.rank.transfers
     totals: dict[str, Value] = {
         "weight_bytes_per_rank": rank.weight_bytes,
-        "weight_bytes_replicated_per_rank": rank.whole_bytes,
-        "weight_bytes_sharded_per_rank": rank.weight_bytes - rank.whole_bytes,
+        "weight_bytes_replicated_per_rank": rank.replicated_bytes,
+        "weight_bytes_sharded_per_rank": rank.weight_bytes - rank.replicated_bytes,
         "weight_bytes": sum(share.whole_bytes for share in routes.chosen.shares),
         "kv_bytes_per_token_per_rank": rank.kv_bytes_per_token,
         "query_heads_per_rank": rank.query_heads,
@@ -158,21 +158,16 @@ def _assumptions(params: Params, rank: Rank, gpus: tuple[Machine, ...]) -> tuple
 
 
 def _notes(params: Params, rank: Rank, slowest: int) -> list[str]:
-    notes = [f"whole on every rank, {reason}: {', '.join(sorted(which))}" for reason, which in rank.remarks.items()]
-    split = sorted(
-        {t.module for t in rank.transfers if rank.route == "megatron" and not t.tokens and "norm" in t.module}
+    scattered = params.sequence_parallel
+    notes = rank_notes(rank, params.tp) + training_notes(rank, params.tp, params.ep, sequence_parallel=scattered)
+    notes += option_notes(
+        rank,
+        params.tp,
+        params.pp,
+        sequence_parallel=scattered,
+        microbatches=params.microbatches,
+        multiple=params.vocabulary_multiple,
     )
-    if split:
-        folded = dict.fromkeys(rank.step.structure.layers.split(module)[0] for module in split)
-        notes.append(
-            f"normalised over all ranks' channels, with an all-reduce of a number a token: {', '.join(folded)} "
-            "(an engine may gather the rows instead)"
-        )
-    unread = [share for share in rank.shares if not share.parameter.touched]
-    if unread and rank.route == "megatron":
-        notes.append(f"{number_text(sum(s.bytes for s in unread), 'B')} of parameters that no op reads are held whole")
-    if params.sequence_parallel and rank.route == "transformers":
-        notes.append("sequence parallelism is derived from the all-reduces: transformers does not run it")
     if params.pp > 1:
         notes.append(f"figures are of a rank of stage {slowest}, the slowest; the table of stages has all")
     return notes

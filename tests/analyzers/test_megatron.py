@@ -95,6 +95,32 @@ def test_a_product_with_fewer_columns_than_ranks_stays_whole():
     assert shapes(found, "shared_expert.gate_proj.weight") == {(32, 64)}
 
 
+def test_the_backward_of_experts_on_slices_of_the_tokens_is_the_executed_one():
+    run = RunShape(phase="train", seq=8, batch=4)
+    name, sizes = MODELS["qwen3_moe"]
+    executed = recorded_rank(observe_sharded(build(name, **sizes), run.with_(tp=2, ep=4)))
+    ours = rank(name, 2, ep=4, run={"phase": "train", "batch": 4}, **sizes)
+
+    def backward(found, *modules):
+        counts = Counter()
+        for t in found.transfers:
+            if t.direction == "backward" and t.module.endswith(modules):
+                counts[t.kind, t.module, t.group, t.payload_bytes] += t.times
+        return counts
+
+    whole = ("experts", "q_norm", "k_norm")
+    assert backward(ours, *whole) == backward(executed, *whole)
+    assert sum(count for (kind, *_), count in backward(ours, *whole).items() if kind == "all_gather") == 2 * 2
+
+
+def test_a_key_that_every_rank_makes_has_its_gradient_summed():
+    found = rank("Llama", 2, run={"phase": "train"}, num_key_value_heads=1)
+
+    gradients = {t.module.split(".")[-1] for t in found.transfers if t.direction == "backward"}
+    assert shapes(found, "k_proj.weight") == {(16, 64)}
+    assert gradients == {"q_proj", "gate_proj", "lm_head", "self_attn"}
+
+
 @given(sizes=st.lists(st.integers(1, 96), min_size=1, max_size=3), asked=st.integers(2, 48), shared=st.booleans())
 def test_nearest_degrees_really_work(sizes, asked, shared):
     limits = [Limit(what="heads", module="m", size=size, shared=shared) for size in sizes]
