@@ -4,7 +4,8 @@ Every matrix of a layer is stored as the format's own library stores it: packed 
 and tables are counted to the byte, from their shapes (introspect/data/formats.json). Kept high are embedding, head,
 norms, biases, routers and what --keep names. `native` is the checkpoint's own quantization_config, by transformers'
 quantiser on meta where it can run without weights, else by its settings; null when the layout is not known, the
-config's dtype when it names none. Checkpoints may hold more (MTP layers) than the model that transformers builds.
+config's dtype when it names none and for what stays unquantised. Checkpoints may hold more (MTP layers) than the model
+that transformers builds.
 
 Times are lower bounds of roofline's kind. A weight-only format changes the bytes that are read and computes in the
 model's dtype, so prefill does not gain; W8A8 and fp8 compute at that type's peak where the GPU has one.
@@ -98,13 +99,12 @@ class Params(GpuParams):
 
 def analyze(params: Params, traces: Traces, native: NativeFormat | None) -> Result:
     """Bytes of each format, what it does on each GPU, and the price of keeping each kind of matrix."""
-    steps = _Steps.of(params, traces)
-    step = steps.any
+    steps = _Dtypes.of(params, traces)
+    step = steps.usual.any
     matrices = quantisable(step.structure)
     _check_patterns(params, step, matrices)
     formats = _formats(params, steps, matrices, native)
     found = machines(params)
-    dtype = step.trace.run.dtype or "bf16"
     return Result(
         command="quant",
         model=describe_model(step.trace),
@@ -114,13 +114,13 @@ def analyze(params: Params, traces: Traces, native: NativeFormat | None) -> Resu
             "quantised_params": sum(one.matrix.elements for one in matrices if not kept(one, params.keep)),
         },
         tables={
-            "formats": _format_table(formats, step),
+            "formats": _format_table(formats, steps.plain),
             "gpus": _gpu_table(params, formats, steps, found),
             "keep": _keep_table(params, step, matrices),
             "recipes": Table(units=RECIPE_UNITS, rows=tuple(dict(row) for row in load_recipes())),
         },
         assumptions=(
-            *dict.fromkeys(line for machine in found for line in machine.assumptions(dtype)),
+            *dict.fromkeys(line for machine in found for line in machine.assumptions(steps.usual.dtype)),
             *_assumptions(params, step),
         ),
         notes=tuple(_notes(params, native)),
@@ -140,35 +140,27 @@ def _check_patterns(params: Params, step: Step, matrices: tuple[Quantisable, ...
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """The two steps that are timed; None where a stored record is of another run. `own_bytes`: weights in the config's
-    dtype."""
+    """The two steps that are timed, in one dtype; None where a stored record is of another run."""
 
     decode: Step | None
     prefill: Step | None
-    own_bytes: int
 
     @classmethod
-    def of(cls, params: Params, traces: Traces) -> _Steps:
-        """Run both, in bf16 where the config's own dtype is fp32 and nothing else was asked for."""
-        decode = RunShape(phase="decode", seq=1, batch=params.batch, context=params.context, dtype=params.dtype)
-        prefill = RunShape(phase="prefill", batch=params.batch, seq=params.seq, dtype=params.dtype)
+    def of(cls, params: Params, traces: Traces, dtype: str | None) -> _Steps:
+        """Run both. TraceShapeError when a stored record is of neither."""
+        decode = RunShape(phase="decode", seq=1, batch=params.batch, context=params.context, dtype=dtype)
+        prefill = RunShape(phase="prefill", batch=params.batch, seq=params.seq, dtype=dtype)
         found: list[Step | None] = []
-        own_bytes = 0
         problem: TraceShapeError | None = None
         for run in (decode, prefill):
             try:
-                trace = traces(run)
+                found.append(Step(traces(run)))
             except TraceShapeError as error:
                 found.append(None)
                 problem = error
-                continue
-            own_bytes = Step(trace).weight_bytes
-            if trace.run.dtype == "fp32" and params.dtype is None:
-                trace = traces(replace(run, dtype="bf16"))
-            found.append(Step(trace))
         if problem is not None and found == [None, None]:
             raise problem
-        return cls(decode=found[0], prefill=found[1], own_bytes=own_bytes)
+        return cls(*found)
 
     @property
     def any(self) -> Step:
@@ -177,27 +169,64 @@ class _Steps:
         assert step is not None, "one of them was found"
         return step
 
+    @property
+    def dtype(self) -> str:
+        """The compute dtype."""
+        return self.any.trace.run.dtype or "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class _Dtypes:
+    """The steps by the dtype that a format leaves its unquantised parameters in.
+
+    `native`: the config's own, which a checkpoint is in. `usual`: as asked, else 16 bits. `plain`: 16 bits, None where
+    a stored record is in fp32.
+    """
+
+    native: _Steps
+    usual: _Steps
+    plain: _Steps | None
+
+    @classmethod
+    def of(cls, params: Params, traces: Traces) -> _Dtypes:
+        """Run in as few dtypes as these three are."""
+        native = _Steps.of(params, traces, None)
+        asked = native if params.dtype is None else _Steps.of(params, traces, params.dtype)
+        plain = next((steps for steps in (asked, native) if steps.dtype != "fp32"), None)
+        if plain is None:
+            try:
+                plain = _Steps.of(params, traces, "bf16")
+            except TraceShapeError:
+                return cls(native, asked, None)
+        return cls(native, plain if params.dtype is None else asked, plain)
+
+    def of_format(self, name: str) -> _Steps | None:
+        """The steps that a format changes."""
+        return {"native": self.native, "bf16": self.plain}.get(name, self.usual)
+
 
 def _formats(
-    params: Params, steps: _Steps, matrices: tuple[Quantisable, ...], native: NativeFormat | None
+    params: Params, steps: _Dtypes, matrices: tuple[Quantisable, ...], native: NativeFormat | None
 ) -> dict[str, Quantised | None]:
     """Every format asked for; None for a native one that is not known."""
     asked = params.only or (*load_formats(), "native")
     built_in = load_formats()
     found: dict[str, Quantised | None] = {}
     for name in asked:
-        if name in built_in:
-            found[name] = in_format(name, built_in[name], matrices, steps.any.structure, params.keep)
+        of_format = steps.of_format(name)
+        if of_format is None or (name == "native" and native is not None and native.problem):
+            found[name] = None
+        elif name in built_in:
+            found[name] = in_format(name, built_in[name], matrices, of_format.any.structure, params.keep)
         elif native is None:
-            found[name] = Quantised("native", {}, steps.own_bytes)
+            found[name] = Quantised("native", {}, of_format.any.weight_bytes)
         else:
-            found[name] = None if native.problem else natively(native, steps.any.structure)
+            found[name] = natively(native, of_format.any.structure)
     return found
 
 
-def _format_table(formats: dict[str, Quantised | None], step: Step) -> Table:
+def _format_table(formats: dict[str, Quantised | None], plain: _Steps | None) -> Table:
     built_in = load_formats()
-    plain = in_format("bf16", built_in["bf16"], (), step.structure).weight_bytes
     rows: list[dict[str, Value]] = []
     for name, one in formats.items():
         about = built_in[name].about if name in built_in else "the checkpoint's own"
@@ -210,7 +239,7 @@ def _format_table(formats: dict[str, Quantised | None], step: Step) -> Table:
                 "scale_bytes": None if one is None else one.scale_bytes,
                 "kept_bytes": None if one is None else one.kept_bytes,
                 "weight_bytes": None if one is None else one.weight_bytes,
-                "ratio_to_bf16": None if one is None else one.weight_bytes / plain,
+                "ratio_to_bf16": None if one is None or plain is None else one.weight_bytes / plain.any.weight_bytes,
                 "about": about,
             }
         )
@@ -218,7 +247,7 @@ def _format_table(formats: dict[str, Quantised | None], step: Step) -> Table:
 
 
 def _gpu_table(
-    params: Params, formats: dict[str, Quantised | None], steps: _Steps, found: tuple[Machine, ...]
+    params: Params, formats: dict[str, Quantised | None], steps: _Dtypes, found: tuple[Machine, ...]
 ) -> Table:
     rows: list[dict[str, Value]] = [
         _gpu_row(params, name, one, steps, machine) for machine in found for name, one in formats.items()
@@ -226,25 +255,23 @@ def _gpu_table(
     return Table(units=GPU_UNITS, rows=tuple(rows))
 
 
-def _gpu_row(params: Params, name: str, one: Quantised | None, steps: _Steps, machine: Machine) -> dict[str, Value]:
+def _gpu_row(params: Params, name: str, one: Quantised | None, steps: _Dtypes, machine: Machine) -> dict[str, Value]:
     row: dict[str, Value] = dict.fromkeys(GPU_UNITS)
     row |= {"format": name, "gpu": machine.gpu.name}
-    if one is None:
+    own = steps.of_format(name)
+    if one is None or own is None:
         return row
-    memory = _memory(params, steps)
+    memory = _memory(params, own)
     room = max(0, int(machine.memory_bytes) - one.weight_bytes)
     alone = None if memory is None else memory.bytes_at(params.context)
-    decode, plain_decode = _seconds(params, one, steps.decode, machine)
-    prefill, plain_prefill = _seconds(params, one, steps.prefill, machine)
+    plain = steps.plain
     return row | {
         "fits": one.weight_bytes + params.batch * (alone or 0) <= machine.memory_bytes,
         "gpus_needed": -(-one.weight_bytes // int(machine.memory_bytes)),
         "kv_tokens": room * params.context // alone if alone else None,
-        "compute": one.compute(machine) or steps.any.trace.run.dtype,
-        "decode_seconds": decode,
-        "decode_gain": plain_decode / decode if decode and plain_decode else None,
-        "prefill_seconds": prefill,
-        "prefill_gain": plain_prefill / prefill if prefill and plain_prefill else None,
+        "compute": one.compute(machine) or own.dtype,
+        **_times(params, "decode", one, own.decode, None if plain is None else plain.decode, machine),
+        **_times(params, "prefill", one, own.prefill, None if plain is None else plain.prefill, machine),
     }
 
 
@@ -252,13 +279,18 @@ def _memory(params: Params, steps: _Steps) -> KvMemory | None:
     return None if steps.decode is None else KvMemory(parts=with_format(steps.decode.parts, params.kv_dtype))
 
 
-def _seconds(params: Params, one: Quantised, step: Step | None, machine: Machine) -> tuple[float | None, float | None]:
-    """The bound of a step in this format and with plain weights, the cache alike in both; None where the step or the
-    format's dtype is another (a native fp32)."""
-    if step is None or not (one.stored or one.kept_bytes == step.weight_bytes):
-        return None, None
-    works = tuple(_with_cache(work, step, params.kv_dtype) for work in step_work(step))
-    return total_seconds(one.works(works, machine), machine), total_seconds(works, machine)
+def _times(
+    params: Params, phase: str, one: Quantised, step: Step | None, plain: Step | None, machine: Machine
+) -> dict[str, Value]:
+    """The bound of a step in this format, and how often it fits into the step with 16-bit weights, the cache in the
+    same type."""
+    seconds = None if step is None else total_seconds(one.works(_works(params, step), machine), machine)
+    before = None if plain is None else total_seconds(_works(params, plain), machine)
+    return {f"{phase}_seconds": seconds, f"{phase}_gain": before / seconds if seconds and before else None}
+
+
+def _works(params: Params, step: Step) -> tuple[Work, ...]:
+    return tuple(_with_cache(work, step, params.kv_dtype) for work in step_work(step))
 
 
 def _with_cache(work: Work, step: Step, kv_dtype: str | None) -> Work:

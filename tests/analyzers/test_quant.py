@@ -127,8 +127,43 @@ def test_configs_in_fp32_are_compared_in_bf16(tmp_path, tiny_config):
     plain, native = result.tables["formats"].rows
 
     assert native["weight_bytes"] == 2 * plain["weight_bytes"]
-    assert result.tables["gpus"].rows[1]["decode_seconds"] is None
+    assert (plain["ratio_to_bf16"], native["ratio_to_bf16"]) == (1, 2)
+    assert [found["compute"] for found in result.tables["gpus"].rows] == ["bf16", "fp32"]
     assert any("the config's dtype is fp32" in line for line in result.assumptions)
+
+
+def test_a_native_format_keeps_the_configs_dtype_for_what_it_does_not_quantise(tmp_path, tiny_config):
+    """As LlamaForCausalLM-bitsandbytes-1's index, whose 1,050,939,392 kept weights of 8,030,261,248 are in fp32."""
+    eight = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    for dtype, width in (("float32", 4), ("bfloat16", 2)):
+        path = changed(tiny_config, tmp_path, dtype=dtype, quantization_config=eight)
+        (found,) = introspect.analyze("quant", path, only="native", context=8, seq=8).tables["formats"].rows
+        total = introspect.analyze("params", path).totals["total"]
+
+        assert found["params"] > 0
+        assert found["kept_bytes"] == width * (total - found["params"])
+
+
+def test_what_was_asked_in_fp32_is_held_to_bf16_all_the_same(tiny_config):
+    sixteen, asked = (
+        introspect.analyze("quant", tiny_config, only=("bf16", "nf4", "native"), context=8, seq=8, dtype=dtype)
+        for dtype in (None, "fp32")
+    )
+    plain, nf4, native = asked.tables["formats"].rows
+    kept = row(sixteen, "formats", format="nf4")["kept_bytes"]
+
+    assert plain["weight_bytes"] == native["weight_bytes"] == row(sixteen, "formats", format="bf16")["weight_bytes"]
+    assert nf4["weight_bytes"] == row(sixteen, "formats", format="nf4")["weight_bytes"] + kept  # 4 bytes each, not 2
+    assert nf4["ratio_to_bf16"] == nf4["weight_bytes"] / plain["weight_bytes"]
+    assert asked.tables["gpus"].rows[0]["decode_gain"] == 1
+
+
+def test_a_stored_record_in_fp32_has_no_16_bit_yardstick():
+    stored = record(build("Llama"), phase="decode", context=8)  # built in fp32
+    plain, nf4 = introspect.analyze("quant", stored, context=8, only=("bf16", "nf4")).tables["formats"].rows
+
+    assert (plain["weight_bytes"], nf4["ratio_to_bf16"]) == (None, None)
+    assert nf4["weight_bytes"] > 0
 
 
 def test_a_smaller_cache_type_leaves_more_room(llama):
