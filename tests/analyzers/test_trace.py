@@ -134,6 +134,20 @@ def test_a_drawing_has_one_layer_of_each_kind_and_a_shape_on_every_edge(form):
     assert ends <= nodes
 
 
+@pytest.mark.parametrize("routing", ["balanced", "uniform", "zipf"])
+@pytest.mark.parametrize("phase", ["prefill", "train"])
+def test_sizes_of_a_grouped_row_are_means_that_give_its_flops(phase, routing):
+    trace = record(build("Mixtral", num_local_experts=8), phase=phase, seq=5, routing=routing)
+    grouped = [row for row in rows(ask(trace)) if row["kind"] == "grouped"]
+
+    assert grouped
+    for row in grouped:
+        sizes = row["count"] * row["batch"] * row["m"] * row["k"] * row["n"]
+        assert 2 * sizes == pytest.approx(row["flops"], rel=1e-12)
+    if routing == "balanced":
+        assert {row["m"] for row in grouped if row["direction"] != "dw"} == {5 * 2 / 8}
+
+
 def test_what_a_token_uses_stands_beside_all_parameters():
     notes = ask(record(build("Mixtral", num_local_experts=4))).notes
     total, active = (int(re.search(r"2 x ([\d,]+) x", line)[1].replace(",", "")) for line in notes if "2N" in line)
