@@ -93,7 +93,7 @@ def analyze(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a command found. `doubts`: what `--strict` refuses, unclassified ops and decisions nothing could tell."""
+    """What a command found. `doubts`: what `--strict` refuses, all that a record had to assume or does not know."""
 
     results: tuple[Result, ...]
     doubts: tuple[str, ...]
@@ -129,7 +129,7 @@ def answer(
     results = tuple(_with_model_notes(one, opened) for one in (found if isinstance(found, tuple) else (found,)))
     if plot:
         save_figures([result.figure for result in results if result.figure], plot)
-    return Answer(results=results, doubts=tuple(_doubts(opened)))
+    return Answer(results=results, doubts=tuple(_doubts(opened, results)))
 
 
 def _check_count(command: Command, models: Sequence[Any]) -> None:
@@ -166,7 +166,12 @@ def _with_model_notes(result: Result, opened: Sequence[Stored | Live]) -> Result
     return replace(result, notes=tuple(dict.fromkeys(notes)))
 
 
-def _doubts(opened: Sequence[Stored | Live]) -> list[str]:
+def _doubts(opened: Sequence[Stored | Live], results: Sequence[Result]) -> list[str]:
+    """Unclassified ops, decisions nothing could tell, and what records assumed where an answer lists it.
+
+    What the question assumes (a GPU's figures, routing, utilisation) is listed too, but is no doubt about the record.
+    """
+    listed = {text for result in results for text in result.assumptions}
     traces = {id(trace): trace for one in opened for trace in one.handed}.values()
     found = [f"unclassified op {op.op} in {op.module} ({op.count})" for trace in traces for op in trace.unclassified]
     found += [
@@ -175,4 +180,5 @@ def _doubts(opened: Sequence[Stored | Live]) -> list[str]:
         for decision in trace.decisions
         if decision.answered == "assumed"
     ]
+    found += [f"assumption: {text}" for trace in traces for text in trace.assumptions if text in listed]
     return list(dict.fromkeys(found))

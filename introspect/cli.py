@@ -1,7 +1,8 @@
 """The command line: `introspect COMMAND [MODEL...] [options]`.
 
-stdout is data, stderr is talk. Exit codes: 0 fine; 1 findings (or, with --strict, an unclassified op or an assumed
-decision); 2 usage or unreadable input; 70 a bug of introspect (INTROSPECT_DEBUG=1 shows its traceback); 130 Ctrl-C.
+stdout is data, stderr is talk. Exit codes: 0 fine; 1 findings (or, with --strict, a record that has an unclassified op
+or assumed something); 2 usage or unreadable input; 70 a bug of introspect (INTROSPECT_DEBUG=1 shows its traceback);
+130 Ctrl-C.
 Only the module of the command asked for is imported.
 """
 
@@ -30,6 +31,10 @@ from introspect.table import VERSION
 
 FINE, FINDINGS, USAGE, BUG, INTERRUPTED = 0, 1, 2, 70, 130
 
+STRICT_HELP = (
+    "exit 1 also when the record holds an op without a rule or assumed something (a value, dtype, mask, length); "
+    "assumptions of the question (GPU, routing, utilization) pass"
+)
 MODEL_HELP = "Hub id, directory, config.json, file.py:factory, or a saved trace"
 
 
@@ -241,9 +246,7 @@ def _add_output(parser: Parser, command: Command) -> None:
     group.add_argument("--format", choices=forms, default="table", metavar="|".join(forms), help="(default: table)")
     group.add_argument("-o", "--output", default=None, metavar="FILE", help="write there, whole or not at all")
     group.add_argument("--table", default=None, metavar="NAME", help="only this table, or totals")
-    group.add_argument(
-        "--strict", action="store_true", default=False, help="exit 1 when anything was assumed or unknown"
-    )
+    group.add_argument("--strict", action="store_true", default=False, help=STRICT_HELP)
 
 
 def option_names(parser: ArgumentParser) -> dict[str, bool]:

@@ -4,10 +4,12 @@ import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.small_trace import small_trace
+from support.traces import llama
 
 import introspect
 from introspect.cli import main, option_names, parser_of
@@ -159,6 +161,24 @@ def test_strict_refuses_what_was_assumed_or_unknown(call, saved, doubtful):
     assert "total_flops" in out
     assert "introspect: --strict: unclassified op aten.odd in layers.0 (3)\n" in err
     assert "introspect: --strict: assumed Tensor.any = False at model.py:7\n" in err
+
+
+def test_strict_refuses_what_a_record_assumed_where_it_is_listed(call, tmp_path):
+    path = tmp_path / "assumed.json"
+    assumed = "the config names no dtype; bf16 assumed"
+    introspect.save_trace(replace(llama(), assumptions=(assumed,)), path)
+
+    assert call("params", str(path))[0] == 0
+    code, _, err = call("params", str(path), "--strict")
+    assert (code, err) == (1, f"introspect: --strict: assumption: {assumed}\n")
+    assert call("demo", str(path), "--strict")[0] == 0  # does not list what the record assumed
+
+
+def test_strict_lets_the_assumptions_of_a_question_pass(call, tiny_config):
+    code, out, err = call("roofline", tiny_config, "--phase", "decode", "--context", "8", "--strict")
+
+    assert (code, err) == (0, "")
+    assert "assumptions" in out
 
 
 def test_a_bug_is_one_line_and_a_traceback_on_request(call, monkeypatch):
