@@ -4,7 +4,9 @@ Every parameter must be in a product or counted outside; every op must have a co
 code took on a value is listed with the line that asked; other routes stand beside the record: torch's FLOP counter and
 fvcore on the same run, and a small twin with random weights that really ran on the CPU. Whatever makes a number
 doubtful is a finding and exits with 1: an unaccounted parameter, an op without a rule, a decision on an assumed value,
-a route that disagrees. `hand_formulas` computes the model from its config as everyone does, one wrong rule at a time.
+a route that disagrees. `hand_formulas` computes the model from its config as everyone does, one wrong rule at a time,
+all else as recorded: FLOPs against an engine's for one token, the cache by what a token adds at `--context` (without
+it where every layer grows, all_layers_full where every window is full; `context` says how many tokens are cached).
 `precision` says in which dtype each kind of op computes; `nondeterministic` lists ops whose CUDA kernels may sum in any
 order (https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html).
 """
@@ -16,19 +18,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from introspect.analyzers import kv, params, trace
-from introspect.analyzers._audit_routes import route_rows
-from introspect.analyzers._hand_formulas import Measured, hand_formulas
+from introspect.analyzers import params
+from introspect.analyzers._audit_routes import SecondRoutes, second_routes
+from introspect.analyzers._hand_facts import ffn_chains, head_matrices, head_params, layers_beside, token_flops
+from introspect.analyzers._hand_formulas import CacheFacts, Measured, hand_formulas
 from introspect.analyzers._labels import Labels
 from introspect.analyzers._op_table import op_table
 from introspect.analyzers._positions import Positions
 from introspect.analyzers._products import products
+from introspect.analyzers._step import Step
 from introspect.analyzers._structure import Structure
-from introspect.graph import Graph, base_name
+from introspect.errors import TraceShapeError
+from introspect.graph import base_name
 from introspect.params import RunParams, Traces, option
 from introspect.records import RunShape, Trace
 from introspect.table import Result, Table, Value, describe_model, describe_run
-from introspect.units import DTYPE_BITS
+from introspect.units import number_text
 
 MODELS = "one"
 EXAMPLES = (
@@ -37,7 +42,6 @@ EXAMPLES = (
     "introspect audit my_model.py:build --no-routes",
 )
 Row = dict[str, Value]
-ROUTE_TOKENS = 16  # tokens of the run that other counters see
 # Base names of ops that torch documents as nondeterministic on CUDA.
 NONDETERMINISTIC = (
     *("index_add", "scatter_add", "scatter_reduce", "index_put", "put", "cumsum", "bincount", "histc", "kthvalue"),
@@ -56,17 +60,11 @@ def analyze(options: Params, traces: Traces) -> Result:
     """The findings, and the tables they rest on."""
     run = options.run_shape()
     record = traces(run)
-    structure = Structure(Graph(record))
-    runs = (record, *_decode(traces, run, record))
+    steps = (Step(record), *map(Step, _decode(traces, run, record)))
+    structure, runs = steps[0].structure, tuple(step.trace for step in steps)
     doubts = [*_doubts(runs)]
-    rows: tuple[Row, ...] = ()
-    if not options.no_routes and _is_language_model(record):
-        rows = tuple(route_rows(traces, run.with_(phase="prefill", batch=1, seq=ROUTE_TOKENS, context=0)))
-        doubts += [
-            f"{row['route']} disagrees on {row['kind']}: {row['ours']} here, {row['theirs']} there"
-            for row in rows
-            if row["agrees"] is False
-        ]
+    routes = SecondRoutes() if options.no_routes else second_routes(traces, run)
+    doubts += routes.disagreements
     unaccounted = _unaccounted(record, structure)
     if unaccounted:
         doubts.append(f"{unaccounted:,} parameters are neither in a product nor read by any other op's rule")
@@ -81,8 +79,8 @@ def analyze(options: Params, traces: Traces) -> Result:
             "unused": sum(p.count for p in record.parameters if not (p.touched or p.buffer or p.tied_to)),
         },
         tables={
-            "hand_formulas": _hand_table(record, options, traces),
-            "routes": Table(units=ROUTE_UNITS, rows=rows),
+            "hand_formulas": _hand_table(steps, options, traces),
+            "routes": Table(units=ROUTE_UNITS, rows=routes.rows),
             "decisions": _decision_table(runs),
             "precision": _precision_table(structure),
             "position": _position_table(structure),
@@ -90,7 +88,12 @@ def analyze(options: Params, traces: Traces) -> Result:
             "unused_parameters": _unused_table(record, structure),
         },
         assumptions=tuple(dict.fromkeys(text for one in runs for text in one.assumptions)),
-        notes=tuple(f"finding: {doubt}" for doubt in dict.fromkeys(doubts)) or ("nothing makes a number doubtful",),
+        notes=(
+            *(tuple(f"finding: {doubt}" for doubt in dict.fromkeys(doubts)) or ("nothing makes a number doubtful",)),
+            *routes.notes,
+            *_one_step_note(runs),
+            *_engine_note(steps[-1]),
+        ),
         unclassified=tuple(
             dict.fromkeys(f"{op.op} in {op.module} ({op.count})" for one in runs for op in one.unclassified)
         ),
@@ -101,16 +104,20 @@ def analyze(options: Params, traces: Traces) -> Result:
 ROUTE_UNITS = {"route": "", "kind": "", "ours": "", "theirs": "", "agrees": "", "note": ""}
 
 
-def _is_language_model(record: Trace) -> bool:
-    """Whether token ids went in: a module with its user's own inputs has no other run to compare with."""
-    return bool(record.cache) or any(op.kind == "lookup" for op, _ in record.walk())
-
-
 def _decode(traces: Traces, run: RunShape, record: Trace) -> tuple[Trace, ...]:
-    """The decode step of a model that keeps a cache."""
+    """The decode step of a model that keeps a cache, where any other step than the record's can be had."""
     if run.phase == "decode" or not record.cache:
         return ()
-    return (traces(run.with_(phase="decode", seq=1, context=max(run.context, run.seq))),)
+    try:
+        return (traces(run.with_(phase="decode", seq=1, context=max(run.context, run.seq))),)
+    except TraceShapeError:  # a stored record, or inputs that came with the model, are one step
+        return ()
+
+
+def _one_step_note(runs: tuple[Trace, ...]) -> Iterator[str]:
+    """Said where a model keeps a cache and no decode step could be looked at."""
+    if len(runs) == 1 and runs[0].cache and runs[0].run.phase != "decode":
+        yield f"no decode step was looked at: this {runs[0].run.phase} step is all there is"
 
 
 def _doubts(runs: Iterable[Trace]) -> Iterator[str]:
@@ -144,35 +151,37 @@ def _unaccounted(record: Trace, structure: Structure) -> int:
     )
 
 
-def _hand_table(record: Trace, options: Params, traces: Traces) -> Table:
+def _hand_table(steps: tuple[Step, ...], options: Params, traces: Traces) -> Table:
+    """Parameters from the run asked for; FLOPs and the cache from the decode step, where the model has one."""
     counted = params.analyze(params.Params(**_run_fields(options)), traces).totals
-    flops = trace.analyze(trace.Params(**_run_fields(options)), traces).totals
-    growth: dict[str, Value] = {}
-    if record.cache:
-        growth = kv.analyze(kv.Params(context=(options.seq,), dtype=options.dtype), traces).totals
-
-    def number(totals: dict[str, Value], name: str) -> int:
-        value = totals.get(name)
-        return int(value) if isinstance(value, (int, float)) else 0
-
-    routed = number(counted, "routed_experts")
-    inactive = number(counted, "total") - number(counted, "unused") - number(counted, "active")
+    structure, last = steps[0].structure, steps[-1]
+    parts = last.parts if last.trace.run.phase == "decode" else ()
+    head, head_in_table = head_params(structure)
+    flops = token_flops(last)
+    total, active = counted["total"], counted["active"]
+    assert isinstance(total, int)
     return hand_formulas(
-        record.model.config,
+        steps[0].trace.model.config,
         Measured(
-            total=number(counted, "total"),
-            active=number(counted, "active"),
-            attention=number(counted, "attention"),
-            ffn=number(counted, "ffn"),
-            embedding=number(counted, "embedding"),
-            lm_head=number(counted, "lm_head"),
-            routed=routed,
-            routed_active=routed - inactive,
-            flops_per_token=number(flops, "weight_flops") // max(1, record.run.tokens),
-            kv_bytes_per_token=number(growth, "bytes_per_token"),
-            kv_element_bytes=max((DTYPE_BITS[held.dtype] // 8 for held in record.cache), default=2),
+            total=total,
+            active=active if isinstance(active, int) else None,
+            head=head,
+            head_in_table=head_in_table,
+            heads=head_matrices(structure),
+            ffn=ffn_chains(structure),
+            flops_per_token=flops.engine,
+            flops_all_experts=flops.all_experts,
+            cache=CacheFacts(parts=parts, layers=layers_beside(last.structure), context=options.context),
         ),
     )
+
+
+def _engine_note(step: Step) -> Iterator[str]:
+    """Said where the code as written multiplies more weights for a token than an engine would."""
+    flops = token_flops(step)
+    if flops.executed > flops.engine:
+        executed, engine = (number_text(figure, "FLOP") for figure in (flops.executed, flops.engine))
+        yield f"hand_formulas: an engine multiplies weights for {engine} a token, this code for {executed}"
 
 
 def _run_fields(options: Params) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def test_hand_formulas_are_the_sums_everyone_writes(tiny):
         "two_matrix_ffn": total - 2 * 64 * 160,
         "ffn_4d": total + 2 * 3 * 64 * (256 - 160),
         "head_dim": total,
-        "q_by_kv_heads": total - 2 * 2 * 64 * 32,
+        "q_by_kv_heads": total - 2 * 64 * 32,
     }
     assert {r["rule"]: r["hand"] for r in rows(result, "hand_formulas", quantity="parameters")} == expected
     assert {row["record"] for row in rows(result, "hand_formulas", quantity="parameters")} == {total}
@@ -57,6 +57,73 @@ def test_hand_formulas_are_the_sums_everyone_writes(tiny):
         "kv_expanded": 256,
         "all_layers_full": 256,
     }  # 2 layers x 2 x 2 x 16 x 2 B
+    assert {row["context"] for row in rows(result, "hand_formulas", quantity="kv_bytes_per_token")} == {0}
+
+
+def audited(tmp_path, **fields):
+    """hand_formulas of a small config by (rule, quantity), and the notes."""
+    options = fields.pop("options", {})
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**TINY, **fields}))
+    result = introspect.analyze("audit", str(path), no_routes=True, **{"seq": 32, **options})
+    return {(r["rule"], r["quantity"]): r for r in result.tables["hand_formulas"].rows}, result.notes
+
+
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8}
+GEMMA = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "sliding_window": 8, "head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    ("options", "context", "record"),
+    [
+        ({}, 8, 128),  # where every window is full: one of two layers keeps 2 x 2 x 16 x 2 B more
+        ({"phase": "decode", "context": 4}, 4, 256),
+        ({"phase": "decode", "context": 64}, 64, 128),
+        ({"context": 0}, 0, 256),
+    ],
+)
+def test_a_window_is_compared_at_the_context_asked_or_full(tmp_path, options, context, record):
+    table, _ = audited(tmp_path, **GEMMA, options=options)
+    row = table["all_layers_full", "kv_bytes_per_token"]
+
+    assert (row["context"], row["record"], row["hand"]) == (context, record, 256)
+    assert row["relative_error"] == 256 / record - 1
+    grown = introspect.analyze("kv", str(tmp_path / "config.json"), context=context).totals["bytes_per_token"]
+    assert grown == record
+
+
+def test_a_cache_of_windows_alone_grows_no_more(tmp_path):
+    table, _ = audited(tmp_path, **MISTRAL)
+
+    row = table["all_layers_full", "kv_bytes_per_token"]
+    assert (row["hand"], row["record"], row["relative_error"]) == (256, 0, None)
+    row = table["mha", "kv_bytes_per_token"]  # widths are compared where every layer still grows
+    assert (row["hand"], row["record"], row["context"]) == (512, 256, 0)
+
+
+def test_experts_are_held_against_an_engine_and_not_against_an_implementation(tmp_path):
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 160, "head_dim": 16}
+    table, notes = audited(tmp_path, model_type="llama4_text", architectures=["Llama4ForCausalLM"], **sizes)
+
+    row = table["all_experts", "flops_per_token"]
+    one = 2 * 2 * 3 * 64 * 160  # FLOPs of one expert in each of 2 layers
+    assert row["hand"] - row["record"] == 3 * one
+    assert notes[-1].startswith("hand_formulas: an engine multiplies weights for ")
+
+
+def test_a_hybrid_counts_its_own_cache_and_its_own_experts(tmp_path):
+    # 4 layers: attention in the second, the rest Mamba with a state in fp32; experts in the second and fourth
+    sizes = {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "num_experts": 4}
+    sizes |= {"expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4}
+    table, _ = audited(tmp_path, model_type="jamba", architectures=["JambaForCausalLM"], **sizes)
+    hand = {key: row["hand"] for key, row in table.items()}
+    total = table["mha", "parameters"]["record"]
+
+    assert table["mha", "kv_bytes_per_token"]["record"] == 2 * 2 * 16 * 2
+    assert hand["mha", "kv_bytes_per_token"] == 2 * 4 * 16 * 2
+    assert hand["all_layers_full", "kv_bytes_per_token"] == 4 * 2 * 2 * 16 * 2
+    assert hand["head_dim", "parameters"] == total  # 64 / 4 = 16
+    assert hand["two_matrix_ffn", "parameters"] == total - (2 + 2 * 4) * 64 * 160  # two dense FFNs, 2 x 4 experts
 
 
 def test_precision_and_position_come_from_the_graph(tiny):
