@@ -70,9 +70,9 @@ class _Counted:
 
 
 def gemm_table(found: Iterable[Product], paths: LayerPaths, *, per_layer: bool = False) -> Table:
-    """Rows in order of first appearance. `params` counts a parameter, or a part of one, in the first row that multiplies
-    by it: the column sums to the parameters that are in products at all. batch and m of a grouped row are means, over
-    layers and over experts with rows."""
+    """Rows in order of first appearance. `params` counts a parameter, or a part of one, in the first row that uses it:
+    the column sums to the parameters that are in products at all. batch and m of a grouped row are means, over layers
+    and over experts with rows."""
     rows: dict[tuple[object, ...], _Row] = {}
     counted = _Counted()
     for product in found:

@@ -165,7 +165,7 @@ def _typed(kind: type, value: Any) -> Any:
             raise TypeError
         return value
     if kind is int:
-        return operator.index(value)
+        return int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
     if kind is float:
         return float(value) if not isinstance(value, str) else _refuse()
     return os.fspath(value)

@@ -55,6 +55,11 @@ def test_plain_integers_are_read_exactly(value):
     assert parse(OPTIONS["batch"], str(value)) == value
 
 
+def test_python_may_write_an_integer_as_the_command_line_does():
+    assert build(RunParams, {"batch": 1e3}).batch == 1000
+    assert isinstance(build(RunParams, {"batch": 1e3}).batch, int)
+
+
 @pytest.mark.parametrize("text", ["", "k", "1.5", "0.3k", "abc", "nan", "inf", "1e999999999", "8 192x", "0x10"])
 def test_what_is_no_whole_number_is_refused(text):
     with pytest.raises(

@@ -52,7 +52,7 @@ def test_equal_layers_share_a_row():
     (dense,) = rows(result, module="layers.*.ffn.up")
     (routed,) = rows(result, module="layers.*.moe.experts.down")
     assert (dense["layers"], dense["count"]) == ("0", 1)
-    assert (routed["layers"], routed["count"], routed["batch"], routed["m"]) == ("1-2", 2, 8, 2)  # 12 rows, 8 experts
+    assert (routed["layers"], routed["count"], routed["batch"], routed["m"]) == ("1-2", 2, 8, 12 / 8)
 
 
 def test_per_layer():
