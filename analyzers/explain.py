@@ -9,14 +9,19 @@ multiplier * 2/3 * 4d to a multiple would give it: a guess at how it was chosen,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
 
-from introspect.explain_record import Dimension, ExplainRecord, Term
+from introspect.analyzers._components import Components
+from introspect.analyzers._labels import Labels
+from introspect.analyzers._structure import Structure
+from introspect.explain_record import Dimension, ExplainRecord, Term, pattern
+from introspect.graph import Graph
 from introspect.params import Traces, option
-from introspect.records import RunShape
+from introspect.records import RunShape, Trace
 from introspect.table import Result, Table, Value, describe_model
 
 MODELS = "one"
@@ -51,7 +56,7 @@ def analyze(params: Params, traces: Traces) -> Result:
         },
         tables={
             "dimensions": Table(units=UNITS, rows=tuple(_row(d) for d in shown)),
-            "ffn_widths": Table(units=WIDTH_UNITS, rows=tuple(_width_rows(record.dimensions))),
+            "ffn_widths": Table(units=WIDTH_UNITS, rows=tuple(_width_rows(record.dimensions, trace))),
             "fields": Table(
                 units={"field": "", "effect": ""},
                 rows=tuple(_field_rows(record)),
@@ -78,6 +83,8 @@ def _field_rows(record: ExplainRecord) -> Iterator[dict[str, Value]]:
     for effect, names in effects:
         for name in names:
             yield {"field": name, "effect": effect}
+    for name, others in record.joint.items():
+        yield {"field": name, "effect": f"joint: builds only when changed together with {', '.join(others)}"}
 
 
 def _matches(module: str, pattern: str) -> bool:
@@ -102,38 +109,55 @@ def expression(terms: tuple[Term, ...] | None) -> str | None:
     text = ""
     for coefficient, names in terms:
         factors = [*([str(abs(coefficient))] if abs(coefficient) != 1 or not names else []), *names]
+        if len(factors) > 1:
+            factors = [f"({factor})" if "//" in factor else factor for factor in factors]
         sign = (" - " if coefficient < 0 else " + ") if text else ("-" if coefficient < 0 else "")
         text += sign + " * ".join(factors)
     return text or "0"
 
 
-def _width_rows(dimensions: tuple[Dimension, ...]) -> list[dict[str, Value]]:
-    """Widths that a matrix opens from the hidden width and another one closes back to it."""
-    sizes = {(d.module, d.dimension): d for d in dimensions}
-    hidden = next((d for d in dimensions if d.dimension == "n" and (d.module, "rows") in sizes), None)
-    if hidden is None:
-        return []
-    opened = {d.module: d for d in dimensions if d.dimension == "n" and _reads(sizes, d.module, "k", hidden)}
-    closed = [d for d in dimensions if d.dimension == "k" and _reads(sizes, d.module, "n", hidden)]
-    counted = {d.fields for d in dimensions if d.dimension in ("experts", "query_heads", "kv_heads")}
-    rows = []
-    for module, d in opened.items():  # a fused gate and up opens twice the width that is closed
-        width = next((c.value for c in closed if c.fields == d.fields and d.value in (c.value, 2 * c.value)), None)
-        is_plain = d.confirmed and d.fields != hidden.fields and d.fields not in counted
-        if width is not None and is_plain and not any(head in d.fields for head in _attention_fields(dimensions)):
-            rows.append(_width_row(module, width, hidden.value))
-    return rows
+def _width_rows(dimensions: tuple[Dimension, ...], trace: Trace) -> Iterator[dict[str, Value]]:
+    """Widths that a matrix opens from the width of its own input and another one closes back to it."""
+    feeding, heads = _feeding(trace), _head_fields(dimensions)
+    inputs = [d for d in dimensions if d.dimension == "k"]
+    pairs = [(k, n) for k in inputs for n in dimensions if (n.module, n.dimension) == (k.module, "n")]
+    readers = Counter((d.terms, d.value) for d in inputs)
+    for hidden, opened in pairs:
+        looks_so = opened.confirmed and not heads & (_keys(opened) - _keys(hidden))
+        if not feeding.get(hidden.module, looks_so):
+            continue
+        closing = (k for k, n in pairs if feeding.get(k.module, looks_so) and _closes(k, n, hidden, opened))
+        width = next(closing, None)
+        # more matrices read the stream than what an FFN makes of it
+        if width is not None and readers[hidden.terms, hidden.value] > readers[width.terms, width.value]:
+            yield _width_row(opened.module, width.value, hidden.value)
 
 
-def _attention_fields(dimensions: tuple[Dimension, ...]) -> set[str]:
-    """Fields that decide heads or their widths."""
+def _closes(width: Dimension, back: Dimension, hidden: Dimension, opened: Dimension) -> bool:
+    """Whether a matrix leads from the opened width back to the hidden one; a fused gate and up opens twice of it."""
+    returns = (back.terms, back.value) == (hidden.terms, hidden.value)
+    same = width.fields == opened.fields and opened.value in (width.value, 2 * width.value)
+    return returns and same and (width.terms, width.value) != (hidden.terms, hidden.value)
+
+
+def _feeding(trace: Trace) -> dict[str, bool]:
+    """Whether the matrices that ran belong to an FFN; towers that the run left out are not in it."""
+    placed = Components(Labels(Structure(Graph(trace)))).placed()
+    return {
+        pattern(one.parameter.path.removesuffix(".weight")): one.component == "ffn"
+        for one in placed
+        if one.parameter.touched
+    }
+
+
+def _head_fields(dimensions: tuple[Dimension, ...]) -> set[str]:
+    """Keys of the fields that decide heads or their widths: in a tower that did not run they are called the same."""
     calls = ("query_heads", "kv_heads", "qk_head_dim", "v_head_dim")
-    return {name for d in dimensions if d.dimension in calls for name in d.fields}
+    return {key for d in dimensions if d.dimension in calls for key in _keys(d)}
 
 
-def _reads(sizes: dict[tuple[str, str], Dimension], module: str, side: str, hidden: Dimension) -> bool:
-    other = sizes.get((module, side))
-    return other is not None and other.terms == hidden.terms
+def _keys(dimension: Dimension) -> set[str]:
+    return {field.rpartition(".")[2] for field in dimension.fields}
 
 
 def _width_row(module: str, width: int, hidden: int) -> dict[str, Value]:

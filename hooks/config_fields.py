@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 Fields = dict[str, Any]
 Path = tuple[str, ...]  # keys from the outermost dict to the field
 
+LENGTH = "[]"  # last key of a path that means the length of a list
 PATTERN_REPEATS = 2  # a text that spells out layers uses each letter at least this often on average
 
 
@@ -45,14 +46,69 @@ def _integers(value: Any, path: Path) -> Iterator[tuple[Path, int]]:
         yield path, min(value)
 
 
+def dotted(path: Path) -> str:
+    """A path as one name: "text_config.head_dim"."""
+    return ".".join(path)
+
+
 def scaled(fields: Fields, sizes: dict[Path, int]) -> Fields:
-    """A copy in which each of these integers has the given value (each element of a list shrinks in proportion)."""
+    """A copy in which each of these integers has the given value (each element of a list shrinks in proportion). A
+    path that ends in LENGTH gives a list that many entries, by repeating it; a field that is absent is added."""
     changed = copy.deepcopy(fields)
     for (*above, last), size in sizes.items():
+        if last == LENGTH:
+            *above, last = above
+            node = _node(changed, tuple(above))
+            node[last] = (node[last] * size)[:size]
+            continue
         node = _node(changed, tuple(above))
-        old = node[last]
+        old = node.get(last, size)
         node[last] = size if _is_integer(old) else type(old)(item * size // min(old) for item in old)
     return changed
+
+
+def counted_by(fields: Fields, path: Path) -> tuple[Path, ...]:
+    """Lengths of the lists (and texts that spell out layers) beside an integer that have as many entries."""
+    node = _node(fields, path[:-1])
+    length = node[path[-1]]
+    if not _is_integer(length) or length < 2:
+        return ()
+    return tuple((*path[:-1], key, LENGTH) for key, value in node.items() if _has_entries(value, length))
+
+
+def _has_entries(value: Any, length: int) -> bool:
+    return isinstance(value, (str, list, tuple)) and len(value) == length and _shorter(value, length, 1) is not value
+
+
+def elements(fields: Fields, path: Path) -> tuple[int, ...]:
+    """The integers of one field: one, or those of a list."""
+    value = _node(fields, path)
+    return (value,) if _is_integer(value) else tuple(value)
+
+
+def shortened(raw: Fields, whole: Fields, short: Fields) -> Fields:
+    """The fields of a file with fewer layers: wherever `short` differs from `whole`, if the file has that field. An
+    integer that only the file has, of a value that was cut beside it, is the same count under another name."""
+    changed = copy.deepcopy(raw)
+    for path, node in _dicts(raw, ()):
+        before, after = (_at(fields, path) for fields in (whole, short))
+        cut = {b: after.get(key) for key, b in before.items() if _is_integer(b) and after.get(key) != b}
+        own = _node(changed, path)
+        for key, value in node.items():
+            if isinstance(value, dict) or before.get(key) == after.get(key):
+                if key not in before and _is_integer(value) and value in cut:
+                    own[key] = cut[value]
+            elif key in after:
+                own[key] = copy.deepcopy(after[key])
+    return changed
+
+
+def _at(fields: Fields, path: Path) -> Fields:
+    """The dict at a path, an empty one where there is none."""
+    node: Any = fields
+    for key in path:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node if isinstance(node, dict) else {}
 
 
 def differing(before: PreTrainedConfig, after: PreTrainedConfig) -> Iterator[tuple[str, str, str]]:
