@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Literal
 
 from introspect.analyzers._structure import Structure
@@ -17,13 +18,16 @@ from introspect.records import AttentionCall, Direction, ExpertCall, Gemm, GemmK
 from introspect.units import tensor_bytes
 
 Parallel = Literal["column", "latent", "router", ""]
+WHOLE = (0, Fraction(1))
+"""The part of a product that multiplies by a whole parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """One product of one op. FLOPs and bytes are of one run of it; it ran `times` times.
 
-    `weights`: the parameters that are an operand, with their sizes; () for attention. `masked_flops`: FLOPs over the
+    `weights`: the parameters that are an operand, with their sizes, () for attention; `parts`: where the operand begins
+    in each, and its share of it (1 unless it is a view of some rows). `masked_flops`: FLOPs over the
     pairs that the mask lets through (equal to `flops` where no mask is). `source`: the value read as data, equal for
     products of the same input. `parallel`: what becomes of the result: "column" is split by heads or channels, "latent"
     feeds another projection, "router" chooses experts; "" is not looked at.
@@ -45,6 +49,7 @@ class Product:
     rhs_bytes: int
     out_bytes: int
     weights: tuple[tuple[str, int], ...] = ()
+    parts: tuple[tuple[int, Fraction], ...] = ()
     attention: AttentionCall | None = None
     experts: ExpertCall | None = None
     source: tuple[object, ...] | None = None
@@ -100,6 +105,7 @@ def _merged(group: list[Product]) -> Product:
         rhs_bytes=sum(p.rhs_bytes for p in group),
         out_bytes=sum(p.out_bytes for p in group),
         weights=tuple(weight for p in group for weight in p.weights),
+        parts=tuple(part for p in group for part in p.parts),
     )
 
 
@@ -169,11 +175,19 @@ class _Reader:
             rhs_bytes=rhs,
             out_bytes=out,
             weights=tuple((path, self.sizes[path]) for path in sorted(weights)),
+            parts=tuple(self._part(gemm, path) for path in sorted(weights)),
             attention=attention,
             experts=op.experts,
             source=source,
             parallel=parallel,
         )
+
+    def _part(self, gemm: Gemm, path: str) -> tuple[int, Fraction]:
+        """Where in the parameter the product's operand begins, and its share of it."""
+        for t in (gemm.lhs, gemm.rhs):
+            if t is not None and (view := self.graph.tensors[t]).parameter == path:
+                return view.offset, min(Fraction(1), Fraction(view.elements, self.sizes[path] or 1))
+        return WHOLE
 
     def _bytes(self, gemm: Gemm, place: Literal["lhs", "rhs", "out"]) -> int:
         index = {"lhs": gemm.lhs, "rhs": gemm.rhs, "out": gemm.out}[place]

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from introspect.errors import OptionError
 from introspect.hooks.session import Session
+from introspect.hooks.step import ids_name
 from introspect.records import RunShape
 
 FORMS = "a dict of forward's arguments, a tuple or list of positional ones, or one tensor"
@@ -53,6 +54,19 @@ def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
         return (), dict(given)
     raise OptionError("inputs", type(given).__name__, FORMS)
+
+
+def refuse_without_ids(model: nn.Module, accepted: set[str]) -> None:
+    """Raise OptionError for a module that was given no inputs and whose forward takes no token ids."""
+    kinds = {parameter.kind for parameter in inspect.signature(model.forward).parameters.values()}
+    if ids_name(accepted) not in accepted and inspect.Parameter.VAR_KEYWORD not in kinds:
+        name = f"{type(model).__name__}.forward({', '.join(inspect.signature(model.forward).parameters)})"
+        raise OptionError(
+            "inputs",
+            "none",
+            f"those of {name}, which takes no {ids_name(accepted)} "
+            "(introspect.trace(module, inputs), or a factory that returns both)",
+        )
 
 
 def run_on(model: nn.Module, inputs: Mapping[str, Any]) -> Any:

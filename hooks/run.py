@@ -11,7 +11,8 @@ from torch import nn
 
 from introspect.hooks import caches
 from introspect.hooks.caches import Held
-from introspect.hooks.inputs import placed, run_on
+from introspect.hooks.encoder_decoder import assumption, encoder_tokens, reads_two, two_inputs
+from introspect.hooks.inputs import placed, refuse_without_ids, run_on
 from introspect.hooks.odd_models import (
     BORROWED,
     borrowed_inputs,
@@ -47,7 +48,8 @@ def run_step(session: Session, model: nn.Module, run: RunShape, inputs: dict[str
 
 def _run_tokens(session: Session, model: nn.Module, run: RunShape) -> Step:
     accepted = accepted_inputs(model)
-    own = own_cache(model)
+    refuse_without_ids(model, accepted)
+    own, encoded = own_cache(model), None
     if run.context == 0:
         return _step(session, model, run, accepted, own, ())
     with session.unrecorded(), torch.no_grad():
@@ -56,7 +58,8 @@ def _run_tokens(session: Session, model: nn.Module, run: RunShape) -> Step:
         if cache is None or name not in accepted:
             return _without_cache(session, model, run, accepted)
         cache = _grown(session, model, run, accepted, cache)
-    return _step(session, model, run, accepted, cache, _held(model, cache), name)
+        encoded = getattr(output, "encoder_last_hidden_state", None)
+    return _step(session, model, run, accepted, cache, _held(model, cache), name, encoded)
 
 
 def _grown(session: Session, model: nn.Module, run: RunShape, accepted: set[str], cache: Any) -> Any:
@@ -118,15 +121,18 @@ def _step(
     cache: Any,
     before: tuple[Held, ...],
     name: str = "cache",
+    encoded: torch.Tensor | None = None,
 ) -> Step:
     # The shapes before the step are read now: update() may change the tensors' owner, never these tensors.
     with torch.no_grad():
-        output = _forward(session, model, run, accepted, step_ids(model, run), cache, name)
+        output = _forward(session, model, run, accepted, step_ids(model, run), cache, name, encoded)
     _, after = cache_of(output)
     after = cache if after is None else after
     notes: tuple[str, ...] = ()
     if run.logits == "last" and "logits_to_keep" not in accepted:
         notes = (f"{type(model).__name__} has no logits_to_keep: the head ran on every position",)
+    if reads_two(model, accepted):
+        notes += (assumption(run, cached=encoded is not None),)
     return Step(before=before, after=_held(model, after), assumptions=notes)
 
 
@@ -135,9 +141,19 @@ def _held(model: nn.Module, cache: Any) -> tuple[Held, ...]:
 
 
 def _forward(
-    session: Session, model: nn.Module, run: RunShape, accepted: set[str], tokens: int, cache: Any, name: str = "cache"
+    session: Session,
+    model: nn.Module,
+    run: RunShape,
+    accepted: set[str],
+    tokens: int,
+    cache: Any,
+    name: str = "cache",
+    encoded: torch.Tensor | None = None,
 ) -> Any:
-    inputs: dict[str, Any] = {ids_name(accepted): token_ids(session, model, id_rows(model, run.batch), tokens)}
+    ids = token_ids(session, model, id_rows(model, run.batch), tokens)
+    inputs: dict[str, Any] = {ids_name(accepted): ids}
+    if reads_two(model, accepted):
+        inputs = two_inputs(token_ids(session, model, run.batch, encoder_tokens(run)), ids, encoded)
     if "use_cache" in accepted:
         inputs["use_cache"] = True
     if run.logits == "last" and "logits_to_keep" in accepted:

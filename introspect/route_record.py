@@ -9,14 +9,13 @@ from introspect.twin_record import TwinReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterRoute:
-    """FLOPs that another counter gives for a prefill of one sequence, by kind of op; `problem` says why it gave none.
+    """FLOPs that another counter gives for the run, by kind of op; `problem` says why it gave none.
 
-    Kinds are "matrix" (mm and addmm), "batched" (bmm, attention included), "conv" and "linear" (fvcore's name for
-    matrix products with a weight). `silent`: ops it met and priced at nothing.
+    Kinds are "matrix" (mm and addmm), "batched" (bmm, attention included), "conv", "linear" (fvcore's name for
+    matrix products with a weight) and "matmul" (those of which it does not tell what is multiplied). `silent`: ops it met and priced at nothing.
     """
 
     counter: str
-    tokens: int
     flops: dict[str, int]
     silent: tuple[str, ...] = ()
     problem: str = ""
@@ -24,8 +23,10 @@ class CounterRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteRecord:
-    """All second routes. `twin` is None where none could be made; `twin_problem` says why."""
+    """All second routes: on the inputs that came with the model where `given`, else on a prefill of one sequence.
+    `twin` is None where none could be made; `twin_problem` says why."""
 
     counters: tuple[CounterRoute, ...]
     twin: TwinReport | None
     twin_problem: str = ""
+    given: bool = False
