@@ -1,12 +1,13 @@
 """One layer of each kind as a graph, as Mermaid or Graphviz text: products and joined ops, a shape on every edge.
 
-What is outside any layer (lookups, the last norm, the head) is one more box. Masks, positions and other constants are
-left out; an edge that enters or leaves a box ends in a node of its own.
+What is outside any layer (lookups, the last norm, the head) is one more box. Ops of a layer that is not drawn stand for
+those of the layer like it, so that edges join the boxes and a stack of layers is a loop. Masks, positions and other
+constants are left out; what comes from no drawn op comes "from outside".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from introspect.analyzers._folding import layer_ranges
@@ -29,23 +30,33 @@ class _Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Box:
-    """A layer (or the outside): a title, nodes in order, and edges (from, to, shape) between node names."""
+    """A layer (or the outside): a title and nodes in order; `entrance` is the node of what comes from outside."""
 
     title: str
     nodes: tuple[_Node, ...]
+    entrance: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawing:
+    """Boxes, and edges (from, to, shape) between the names of their nodes."""
+
+    boxes: tuple[_Box, ...]
     edges: tuple[tuple[str, str, str], ...]
+
+
+_Parts = dict[int, tuple[tuple[str, ...], tuple[int, ...]]]
 
 
 def draw(structure: Structure, labels: Labels, found: list[Product], form: str, notes: Iterable[str] = ()) -> str:
     """The drawing as text, the notes as comments at its end. `form`: "mermaid" or "dot"."""
-    boxes = list(_boxes(structure, labels, found))
+    drawing = _drawing(structure, _parts(structure, labels, found))
     comment = "%%" if form == "mermaid" else "//"
-    text = _mermaid(boxes) if form == "mermaid" else _dot(boxes)
+    text = _mermaid(drawing) if form == "mermaid" else _dot(drawing)
     return "\n".join([text, *(f"{comment} {note}" for note in notes)])
 
 
-def _boxes(structure: Structure, labels: Labels, found: list[Product]) -> Iterator[_Box]:
-    parts = _parts(structure, labels, found)
+def _drawing(structure: Structure, parts: _Parts) -> _Drawing:
     layers: dict[str | None, list[int]] = {}
     for i in parts:
         layers.setdefault(structure.layer_of(i), []).append(i)
@@ -53,16 +64,41 @@ def _boxes(structure: Structure, labels: Labels, found: list[Product]) -> Iterat
     for layer, firsts in layers.items():
         signature = tuple((_relative(parts[i][0][0], layer), *parts[i][0][1:]) for i in firsts)
         kinds.setdefault(signature, []).append(layer)
+    node_of: dict[int, str] = {}  # op -> the node that is drawn for it or for its twin in the layer that is drawn
+    entrance_of: dict[str, str] = {}
     for same in kinds.values():
-        yield _box(structure, parts, layers[same[0]], same)
+        for layer in same:
+            for first, twin in zip(layers[layer], layers[same[0]], strict=True):
+                node_of |= dict.fromkeys(parts[first][1], f"n{twin}")
+                entrance_of[f"n{twin}"] = f"in{layers[same[0]][0]}"
+    edges = _edges(structure, node_of, entrance_of)
+    starts = {start for start, _, _ in edges}
+    return _Drawing(
+        boxes=tuple(_box(structure, parts, layers[same[0]], same, starts) for same in kinds.values()), edges=edges
+    )
 
 
-def _parts(
-    structure: Structure, labels: Labels, found: list[Product]
-) -> dict[int, tuple[tuple[str, ...], tuple[int, ...]]]:
+def _edges(
+    structure: Structure, node_of: dict[int, str], entrance_of: dict[str, str]
+) -> tuple[tuple[str, str, str], ...]:
+    graph = structure.graph
+    widest: dict[tuple[str, str], Tensor] = {}  # parts of one value (rotated halves) are one edge
+    for i, node in node_of.items():
+        for slot, t in enumerate(graph.ops[i].inputs):
+            if graph.input_nature(i, slot) != "data":
+                continue
+            producer = graph.producers[i][slot]
+            start = node_of.get(producer, entrance_of[node])
+            if start != node or (producer in node_of and structure.layer_of(producer) != structure.layer_of(i)):
+                tensor = graph.tensors[t]
+                widest[start, node] = max(widest.get((start, node), tensor), tensor, key=lambda x: x.elements)
+    return tuple((start, end, " x ".join(map(str, tensor.shape))) for (start, end), tensor in widest.items())
+
+
+def _parts(structure: Structure, labels: Labels, found: list[Product]) -> _Parts:
     """Each part to draw by its first op: its lines (name, then one for each product or what it is) and its ops."""
     graph = structure.graph
-    parts: dict[int, tuple[tuple[str, ...], tuple[int, ...]]] = {}
+    parts: _Parts = {}
     for product in found:
         if product.op >= 0:
             lines, ops = parts.get(product.op, ((product.module,), product.ops))
@@ -86,60 +122,41 @@ def _relative(module: str, layer: str | None) -> str:
     return module.removeprefix(layer).removeprefix(".")
 
 
-def _box(
-    structure: Structure,
-    parts: dict[int, tuple[tuple[str, ...], tuple[int, ...]]],
-    firsts: list[int],
-    same: list[str | None],
-) -> _Box:
-    graph, layer = structure.graph, same[0]
-    owner = {i: first for first in firsts for i in parts[first][1]}
-    nodes: list[_Node] = []
-    widest: dict[tuple[str, str], Tensor] = {}  # parts of one value (rotated halves) are one edge
+def _box(structure: Structure, parts: _Parts, firsts: list[int], same: list[str | None], starts: set[str]) -> _Box:
+    nodes = []
     for first in firsts:
-        lines, members = parts[first]
-        nodes.append(_Node(name=f"n{first}", lines=tuple(filter(None, (_relative(lines[0], layer), *lines[1:])))))
-        for i in members:
-            for slot, t in enumerate(graph.ops[i].inputs):
-                source = owner.get(graph.producers[i][slot])
-                if graph.input_nature(i, slot) == "data" and source != first:
-                    ends = (f"n{source}" if source is not None else f"in{firsts[0]}", f"n{first}")
-                    widest[ends] = max(widest.get(ends, graph.tensors[t]), graph.tensors[t], key=lambda x: x.elements)
+        name, *what = parts[first][0]
+        nodes.append(_Node(name=f"n{first}", lines=tuple(filter(None, (_relative(name, same[0]), *what)))))
     paths = [structure.layers.split(path) for path in same if path is not None]
     title = f"{paths[0][0]} ({layer_ranges(layer for _, layer in paths)})" if paths else "outside the layers"
-    edges = tuple((start, end, " x ".join(map(str, tensor.shape))) for (start, end), tensor in widest.items())
-    return _Box(title=title, nodes=tuple(nodes), edges=edges)
+    entrance = f"in{firsts[0]}"
+    return _Box(title=title, nodes=tuple(nodes), entrance=entrance if entrance in starts else None)
 
 
-def _mermaid(boxes: list[_Box]) -> str:
+def _mermaid(drawing: _Drawing) -> str:
     lines = ["flowchart TB"]
-    for number, box in enumerate(boxes):
+    for number, box in enumerate(drawing.boxes):
         lines.append(f'  subgraph box{number}["{_plain(box.title)}"]')
         lines += [f'    {node.name}["{"<br/>".join(map(_plain, node.lines))}"]' for node in box.nodes]
-        lines += [f'    {name}(["from outside"])' for name in _inputs(box)]
-        lines += [f'    {start} -->|"{shape}"| {end}' for start, end, shape in box.edges]
+        lines += [f'    {box.entrance}(["from outside"])'] if box.entrance else []
         lines.append("  end")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f'  {start} -->|"{shape}"| {end}' for start, end, shape in drawing.edges)])
 
 
-def _dot(boxes: list[_Box]) -> str:
+def _dot(drawing: _Drawing) -> str:
     lines = ["digraph layers {", '  node [shape=box, fontname="sans-serif"];']
-    for number, box in enumerate(boxes):
+    for number, box in enumerate(drawing.boxes):
         lines += [f"  subgraph cluster_{number} {{", f'    label="{_plain(box.title)}";']
         lines += [_dot_node(node) for node in box.nodes]
-        lines += [f'    {name} [label="from outside", shape=oval];' for name in _inputs(box)]
-        lines += [f'    {start} -> {end} [label="{shape}"];' for start, end, shape in box.edges]
+        lines += [f'    {box.entrance} [label="from outside", shape=oval];'] if box.entrance else []
         lines.append("  }")
-    return "\n".join([*lines, "}"])
+    edges = (f'  {start} -> {end} [label="{shape}"];' for start, end, shape in drawing.edges)
+    return "\n".join([*lines, *edges, "}"])
 
 
 def _dot_node(node: _Node) -> str:
     label = "\\n".join(map(_plain, node.lines))
     return f'    {node.name} [label="{label}"];'
-
-
-def _inputs(box: _Box) -> list[str]:
-    return sorted({start for start, _, _ in box.edges if start.startswith("in")})
 
 
 def _plain(text: str) -> str:

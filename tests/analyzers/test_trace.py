@@ -155,6 +155,18 @@ def test_what_a_token_uses_stands_beside_all_parameters():
     assert total - active == 2 * 2 * 3 * 64 * 160  # 2 layers, 2 of 4 experts idle, three matrices
 
 
+def test_boxes_are_joined_and_equal_layers_are_a_loop():
+    text = ask(llama(layers=3), format="dot").text
+    outside, layer = (set(re.findall(r"^ {4}(n\d+) ", box, re.MULTILINE)) for box in text.split("subgraph")[1:])
+    edges = re.findall(r"(n\d+) -> (n\d+)", text)
+
+    assert "from outside" not in text
+    assert any(start in outside and end in layer for start, end in edges)  # the embedding
+    assert any(start in layer and end in outside for start, end in edges)  # the last norm
+    first = next(end for start, end in edges if start in outside and end in layer)
+    assert any(start in layer and end == first for start, end in edges)  # layer 1 reads layer 0
+
+
 MODELS = {
     "Llama": {},
     "Gemma2": {"head_dim": 16, "sliding_window": 4},
