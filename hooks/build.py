@@ -30,6 +30,7 @@ from introspect.hooks import architecture, remote_code
 from introspect.hooks.dtypes import dtype_name, torch_dtype
 from introspect.hooks.factory import run_factory
 from introspect.hooks.inputs import named_inputs
+from introspect.hooks.quirks import unbuilt_predictors
 from introspect.records import ModelIdentity
 from introspect.sizes import bound_of
 from introspect.sources import Source
@@ -88,7 +89,7 @@ def _from_config(source: Source, asked: str | None, inputs: Any) -> BuiltModel:
         source=source.text,
         config_sha256=source.config_sha256,
         config=source.config | ({"hf_quant_config": source.hf_quant_config} if source.hf_quant_config else {}),
-        notes=chosen.notes,
+        notes=(*chosen.notes, *unbuilt_predictors(source.config, dict(module.named_modules()), type(module).__name__)),
     )
     named = None if inputs is None else named_inputs(module, inputs)
     return BuiltModel(

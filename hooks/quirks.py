@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,23 @@ REPAIRS = {
     ),
 }
 """By model_type. Only what transformers itself has no general rule for."""
+
+
+PREDICTORS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_transformer_layers", "num_mtp_modules")
+"""Fields that give a checkpoint multi-token prediction (MTP) layers, which transformers' classes mostly leave out."""
+
+
+def unbuilt_predictors(raw: dict[str, Any], modules: Iterable[str], class_name: str) -> tuple[str, ...]:
+    """A note for each such field when no module path of the built model speaks of them."""
+    if any("mtp" in path or "nextn" in path for path in modules):
+        return ()
+    parts = [raw, *(value for key, value in raw.items() if _is_part(key, value))]
+    return tuple(
+        f"{name} is {part[name]}: {class_name} builds no multi-token prediction (MTP) layer, so none is counted"
+        for part in parts
+        for name in PREDICTORS
+        if isinstance(part.get(name), int) and part[name] > 0
+    )
 
 
 def repaired(raw: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

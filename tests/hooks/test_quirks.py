@@ -3,7 +3,7 @@ from support.sources import LLAMA, source_of
 
 from introspect.errors import BuildError
 from introspect.hooks.build import build
-from introspect.hooks.quirks import REPAIRS, repaired
+from introspect.hooks.quirks import REPAIRS, repaired, unbuilt_predictors
 
 MISTRAL = LLAMA | {
     "model_type": "mistral",
@@ -71,3 +71,12 @@ def test_a_step_config_without_a_text_part_gives_its_sizes_to_the_text_model():
     }
     assert notes == (REPAIRS["step3p7"].note,)
     assert repaired(config) == (config, ())
+
+
+def test_layers_for_multi_token_prediction_that_no_class_builds_are_said():
+    raw = {"text_config": {"mtp_num_hidden_layers": 1}, "num_nextn_predict_layers": 0}
+
+    assert unbuilt_predictors(raw, ("model.layers.0",), "Qwen") == (
+        "mtp_num_hidden_layers is 1: Qwen builds no multi-token prediction (MTP) layer, so none is counted",
+    )
+    assert unbuilt_predictors(raw, ("model.mtp.layers.0",), "Qwen") == ()
