@@ -22,11 +22,12 @@ MOST = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What proposes a token: its time at a batch, and the bytes it holds."""
+    """What proposes a token: its time at a batch, and the bytes it holds, a sequence's `kv_bytes` at the context."""
 
     name: str
     seconds: Seconds
     kv_bytes_per_token: int | None = None
+    kv_bytes: int | None = None
     weight_bytes: int | None = None
 
 
@@ -49,13 +50,35 @@ def decode_seconds(works: tuple[Work, ...], machine: Machine) -> Seconds:
     return lambda batch: total_seconds(at(works, sequences=batch, tokens=batch, asked=batch), machine)
 
 
+def verify_work(decode: Step, verify: Step, queries: int) -> tuple[Work, ...]:
+    """The work of the recorded verify step; a model with states scans its few tokens as its decode step does one.
+
+    A scan over several tokens is written for prompts and padded to whole chunks; for a handful an engine takes steps.
+    """
+    works = step_work(verify)
+    stepwise = tuple(replace(work, flops=work.flops * queries) for work in step_work(decode) if _is_scan(work))
+    if not decode.states or scan_flops(works) <= scan_flops(stepwise):
+        return works
+    return (*(work for work in works if not _is_scan(work)), *stepwise)
+
+
+def scan_flops(works: Iterable[Work]) -> int:
+    """FLOPs of products of two activations outside attention."""
+    return sum(work.flops for work in works if _is_scan(work))
+
+
+def _is_scan(work: Work) -> bool:
+    return work.flops > 0 and not work.weights and work.kind != "attention"
+
+
 def part(step: Step, *, layer: bool) -> tuple[Work, ...]:
-    """The work of the last layer and of the head, or of the head alone."""
+    """The work of the last layer and of the head, or of the head alone. Of layers the last with attention, if any."""
     structure = step.structure
     heads = {path for i in structure.heads for path in structure.matrices.get(i, ())}
     works = step_work(step)
-    layers = [path for work in works if (path := structure.layers.layer_path(work.module)) is not None]
-    last = layers[-1] if layer and layers else None
+    layers = [(path, work.kind) for work in works if (path := structure.layers.layer_path(work.module)) is not None]
+    attending = [path for path, kind in layers if kind == "attention"]
+    last = (attending or [path for path, _ in layers])[-1] if layer and layers else None
     return tuple(
         work
         for work in works
@@ -104,6 +127,15 @@ class Speculation:
             middle = (low + high) // 2
             low, high = (middle, high) if gains(middle) else (low, middle)
         return high
+
+    def gains(self, gamma: int, alpha: float, draft: Draft) -> str | None:
+        """At which batches speculation gains; None when the GPU's rate is unknown."""
+        most = self.speedup(MOST, gamma, alpha, draft)
+        if most is None:
+            return None
+        if most > 1:
+            return "however large the batch"
+        return "at no batch" if self.breakeven_batch(gamma, alpha, draft) is None else "below breakeven_batch"
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:

@@ -2,9 +2,10 @@
 
 Of gamma drafted tokens, each accepted with probability alpha until one is not, a step yields (1 - alpha^(gamma+1)) /
 (1 - alpha) tokens (Leviathan et al. 2023). It costs gamma draft steps and one verify step, which is traced: gamma + 1
-queries a sequence on top of the cached context, all logits. Times are roofline's sums of lower bounds, so the gain
-fades as the verify step turns compute-bound. The draft is a model of its own (--draft, its decode traced), a share of
-the target's decode step (--draft-cost), or, with neither, one layer and the head of the target (as EAGLE and MTP have).
+queries a sequence on top of the cached context, all logits; recurrent layers take a step for each of these tokens.
+Times are roofline's sums of lower bounds, so the gain fades as the verify step turns compute-bound. The draft is a
+model of its own (--draft, its decode traced), a share of the target's decode step (--draft-cost), or, with neither, one
+layer (with attention, where one has it) and the head of the target, as EAGLE and MTP have.
 
 Acceptance in `kinds` is cited, not measured here; it depends on the task. Sampling and launching cost nothing here.
 """
@@ -17,9 +18,18 @@ from importlib.resources import files
 from typing import Any
 
 from introspect.analyzers._cache import Part
-from introspect.analyzers._roofline import machines, step_work
-from introspect.analyzers._speculation import Draft, Speculation, decode_seconds, expected_tokens, part
+from introspect.analyzers._roofline import Machine, machines, step_work
+from introspect.analyzers._speculation import (
+    Draft,
+    Speculation,
+    decode_seconds,
+    expected_tokens,
+    part,
+    scan_flops,
+    verify_work,
+)
 from introspect.analyzers._step import Step
+from introspect.errors import OptionError
 from introspect.params import GpuParams, Traces, option
 from introspect.records import RunShape
 from introspect.strict_json import parse_object
@@ -32,7 +42,7 @@ EXAMPLES = (
     "introspect speculate deepseek-ai/DeepSeek-V3 --alpha 0.85 --gamma 1 --gpu h200",
 )
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-MOST_GAMMA = 16  # drafts beyond this are not looked at for best_gamma
+MOST_GAMMA = 16  # drafts beyond this are not looked at for best_gamma, whose verify step is of this length
 
 BATCH_UNITS = {
     "gpu": "",
@@ -42,6 +52,8 @@ BATCH_UNITS = {
     "verify_seconds": "s",
     "speedup": "",
     "tokens_per_second": "tokens/s",
+    "memory_bytes": "B",
+    "fits": "",
 }
 GAMMA_UNITS = {"gpu": "", "gamma": "", "expected_tokens": "", "speedup": ""}
 KIND_UNITS = {
@@ -69,52 +81,103 @@ class Params(GpuParams):
     context: int = option(2048, "cached tokens per sequence", short="c")
     dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
 
+    def __post_init__(self) -> None:
+        """Refuse two costs of one draft."""
+        if self.draft is not None and self.draft_cost is not None:
+            raise OptionError("--draft-cost", self.draft_cost, "no --draft beside it, whose own step is its cost")
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """The records: the target's decode step, a verify step of gamma + 1 tokens and one of MOST_GAMMA + 1, the draft's
+    decode step."""
+
+    decode: Step
+    verify: Step
+    longest: Step
+    draft: Step | None
+
+    @classmethod
+    def of(cls, params: Params, traces: Traces) -> _Traced:
+        run = RunShape(phase="decode", seq=1, context=params.context, dtype=params.dtype)
+        decode, verify, longest = (Step(traces(run.with_(seq=1 + gamma))) for gamma in (0, params.gamma, MOST_GAMMA))
+        return cls(decode, verify, longest, None if params.draft is None else Step(traces.other(params.draft)(run)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One GPU. `longest` speculates from the longest verify step, whatever --gamma is."""
+
+    asked: Speculation
+    longest: Speculation
+    draft: Draft
+
+    @classmethod
+    def of(cls, params: Params, traced: _Traced, machine: Machine) -> _Case:
+        plain = step_work(traced.decode)
+        asked, longest = (
+            Speculation(plain, verify_work(traced.decode, step, gamma + 1), gamma + 1, machine)
+            for step, gamma in ((traced.verify, params.gamma), (traced.longest, MOST_GAMMA))
+        )
+        return cls(asked, longest, _draft(params, asked, traced))
+
+    def speedup(self, params: Params, gamma: int) -> float | None:
+        """The gain of another number of drafted tokens; that of --gamma from its own record."""
+        case = self.asked if gamma == params.gamma or gamma > MOST_GAMMA else self.longest
+        return case.speedup(params.batch, gamma, params.alpha, self.draft)
+
+    def best_gamma(self, params: Params) -> int | None:
+        """Of 0, which is no speculation, to MOST_GAMMA; None when the GPU's rate is unknown."""
+        gains = {0: 1.0}
+        for gamma in range(1, MOST_GAMMA + 1):
+            gain = self.longest.speedup(params.batch, gamma, params.alpha, self.draft)
+            if gain is None:
+                return None
+            gains[gamma] = gain
+        return max(gains, key=lambda gamma: gains[gamma])
+
 
 def analyze(params: Params, traces: Traces) -> Result:
     """Totals on the first GPU, the gain by batch and by gamma on each, and kinds of draft."""
-    run = RunShape(phase="decode", seq=1, context=params.context, dtype=params.dtype)
-    decode, verify = Step(traces(run)), Step(traces(run.with_(seq=params.gamma + 1)))
-    other = None if params.draft is None else Step(traces.other(params.draft)(run))
+    traced = _Traced.of(params, traces)
+    decode = traced.decode
     found = machines(params)
-    cases = [
-        Speculation(decode=step_work(decode), verify=step_work(verify), queries=params.gamma + 1, machine=machine)
-        for machine in found
-    ]
-    drafts = [_draft(params, case, decode, other) for case in cases]
+    cases = [_Case.of(params, traced, machine) for machine in found]
     dtype = decode.trace.run.dtype or "bf16"
     return Result(
         command="speculate",
         model=describe_model(decode.trace),
         run=describe_run(decode.trace.run.with_(batch=params.batch)),
-        totals=_totals(params, cases[0], drafts[0], decode),
+        totals=_totals(params, cases[0], traced),
         tables={
-            "batches": _batch_table(params, cases, drafts),
-            "gammas": _gamma_table(params, cases, drafts),
-            "kinds": _kind_table(params, cases[0], decode, other),
+            "batches": _batch_table(params, cases, traced),
+            "gammas": _gamma_table(params, cases),
+            "kinds": _kind_table(params, cases[0], traced),
         },
         assumptions=(
             *dict.fromkeys(line for machine in found for line in machine.assumptions(dtype)),
             f"alpha {params.alpha:g}: every drafted token is accepted with this probability, independently (--alpha)",
-            f"draft: {drafts[0].name}",
+            f"draft: {cases[0].draft.name}",
             *decode.trace.assumptions,
         ),
-        notes=tuple(_notes(decode, other)),
+        notes=tuple(_notes(params, cases[0], traced)),
         unclassified=tuple(f"{op.op} in {op.module} ({op.count})" for op in decode.trace.unclassified),
     )
 
 
-def _draft(params: Params, case: Speculation, decode: Step, other: Step | None) -> Draft:
+def _draft(params: Params, case: Speculation, traced: _Traced) -> Draft:
     """The draft that was asked for; one layer and the head of the target when none was."""
     if params.draft_cost is not None:
         return _share_of(case, params.draft_cost)
-    if other is not None:
+    if (other := traced.draft) is not None:
         return Draft(
             name=f"{other.trace.model.id}, its own decode step",
             seconds=decode_seconds(step_work(other), case.machine),
             kv_bytes_per_token=_growth(other.parts, params.context),
+            kv_bytes=sum(one.bytes_at(params.context) for one in other.parts),
             weight_bytes=other.weight_bytes,
         )
-    return _part_of(params, case, decode, layer=True)
+    return _part_of(params, case, traced.decode, layer=True)
 
 
 def _share_of(case: Speculation, cost: float) -> Draft:
@@ -128,11 +191,15 @@ def _share_of(case: Speculation, cost: float) -> Draft:
 def _part_of(params: Params, case: Speculation, decode: Step, *, layer: bool) -> Draft:
     works = part(decode, layer=layer)
     sizes = {p.path: p.bytes for p in decode.trace.parameters}
-    last = max((one.layer for one in decode.parts if one.layer), default=None)
+    growing = [one.layer for one in decode.parts if one.row_bits]
+    last = max(growing or [one.layer for one in decode.parts], default=None)
+    own = [one for one in decode.parts if layer and one.layer == last]
+    attention = " with attention" if growing and decode.states else ""
     return Draft(
-        name="one layer and the head of the target" if layer else "the target's head",
+        name=f"one layer{attention} and the head of the target" if layer else "the target's head",
         seconds=decode_seconds(works, case.machine),
-        kv_bytes_per_token=_growth((p for p in decode.parts if layer and p.layer == last), params.context),
+        kv_bytes_per_token=_growth(own, params.context),
+        kv_bytes=sum(one.bytes_at(params.context) for one in own),
         weight_bytes=sum(sizes.get(path, 0) for path in {path for work in works for path in work.weights}),
     )
 
@@ -142,67 +209,80 @@ def _growth(parts: Iterable[Part], context: int) -> int:
     return sum(one.bytes_at(context + 1) - one.bytes_at(context) for one in parts)
 
 
-def _totals(params: Params, case: Speculation, draft: Draft, decode: Step) -> dict[str, Value]:
-    gains = {gamma: case.speedup(params.batch, gamma, params.alpha, draft) or 0.0 for gamma in range(1, MOST_GAMMA + 1)}
-    known = case.decode_seconds(params.batch) is not None
+def _memory_bytes(params: Params, draft: Draft, decode: Step, batch: int) -> int:
+    """Weights and cache of the target and of the draft; nothing of a draft of which only the cost is given."""
+    sequence = sum(one.bytes_at(params.context) for one in decode.parts) + (draft.kv_bytes or 0)
+    return decode.weight_bytes + (draft.weight_bytes or 0) + batch * sequence
+
+
+def _totals(params: Params, case: _Case, traced: _Traced) -> dict[str, Value]:
+    asked, draft, decode = case.asked, case.draft, traced.decode
     return {
         "expected_tokens": expected_tokens(params.alpha, params.gamma),
-        "speedup": case.speedup(params.batch, params.gamma, params.alpha, draft),
-        "breakeven_batch": case.breakeven_batch(params.gamma, params.alpha, draft),
-        "best_gamma": max(gains, key=lambda gamma: gains[gamma]) if known else None,
-        "decode_seconds": case.decode_seconds(params.batch),
+        "speedup": asked.speedup(params.batch, params.gamma, params.alpha, draft),
+        "breakeven_batch": asked.breakeven_batch(params.gamma, params.alpha, draft),
+        "gains": asked.gains(params.gamma, params.alpha, draft),
+        "best_gamma": case.best_gamma(params),
+        "decode_seconds": asked.decode_seconds(params.batch),
         "draft_seconds": draft.seconds(params.batch),
-        "verify_seconds": case.verify_seconds(params.batch, params.gamma),
+        "verify_seconds": asked.verify_seconds(params.batch, params.gamma),
         "kv_bytes_per_token": _growth(decode.parts, params.context),
         "draft_kv_bytes_per_token": draft.kv_bytes_per_token,
         "draft_weight_bytes": draft.weight_bytes,
+        "memory_bytes": _memory_bytes(params, draft, decode, params.batch),
+        "fits": _memory_bytes(params, draft, decode, params.batch) <= asked.machine.memory_bytes,
     }
 
 
-def _batch_table(params: Params, cases: list[Speculation], drafts: list[Draft]) -> Table:
+def _batch_table(params: Params, cases: list[_Case], traced: _Traced) -> Table:
     rows: list[dict[str, Value]] = []
-    for case, draft in zip(cases, drafts, strict=True):
+    for case in cases:
+        asked, draft = case.asked, case.draft
         for batch in sorted({*BATCHES, params.batch}):
-            speedup, plain = case.speedup(batch, params.gamma, params.alpha, draft), case.decode_seconds(batch)
+            speedup, plain = asked.speedup(batch, params.gamma, params.alpha, draft), asked.decode_seconds(batch)
+            held = _memory_bytes(params, draft, traced.decode, batch)
             rows.append(
                 {
-                    "gpu": case.machine.gpu.name,
+                    "gpu": asked.machine.gpu.name,
                     "batch": batch,
                     "decode_seconds": plain,
                     "draft_seconds": draft.seconds(batch),
-                    "verify_seconds": case.verify_seconds(batch, params.gamma),
+                    "verify_seconds": asked.verify_seconds(batch, params.gamma),
                     "speedup": speedup,
                     "tokens_per_second": None if speedup is None or plain is None else speedup * batch / plain,
+                    "memory_bytes": held,
+                    "fits": held <= asked.machine.memory_bytes,
                 }
             )
     return Table(units=BATCH_UNITS, rows=tuple(rows))
 
 
-def _gamma_table(params: Params, cases: list[Speculation], drafts: list[Draft]) -> Table:
+def _gamma_table(params: Params, cases: list[_Case]) -> Table:
     rows: tuple[dict[str, Value], ...] = tuple(
         {
-            "gpu": case.machine.gpu.name,
+            "gpu": case.asked.machine.gpu.name,
             "gamma": gamma,
             "expected_tokens": expected_tokens(params.alpha, gamma),
-            "speedup": case.speedup(params.batch, gamma, params.alpha, draft),
+            "speedup": case.speedup(params, gamma),
         }
-        for case, draft in zip(cases, drafts, strict=True)
+        for case in cases
         for gamma in sorted({*range(1, MOST_GAMMA + 1), params.gamma})
     )
     return Table(units=GAMMA_UNITS, rows=rows)
 
 
-def _kind_table(params: Params, case: Speculation, decode: Step, other: Step | None) -> Table:
+def _kind_table(params: Params, case: _Case, traced: _Traced) -> Table:
     """Kinds of draft with a cost from the record where there is one, and their cited acceptance."""
+    asked = case.asked
     by_source = {
         "nothing": Draft(name="nothing", seconds=lambda batch: 0.0),
-        "head": _part_of(params, case, decode, layer=False),
-        "layer and head": _part_of(params, case, decode, layer=True),
+        "head": _part_of(params, asked, traced.decode, layer=False),
+        "layer and head": _part_of(params, asked, traced.decode, layer=True),
     }
-    if other is not None or params.draft_cost is not None:
-        by_source["--draft"] = _draft(params, case, decode, other)
+    if traced.draft is not None or params.draft_cost is not None:
+        by_source["--draft"] = case.draft
     kinds: list[dict[str, Any]] = parse_object(files("introspect").joinpath("data/drafts.json").read_bytes())["kinds"]
-    return Table(units=KIND_UNITS, rows=tuple(_kind_row(params, case, by_source, kind) for kind in kinds))
+    return Table(units=KIND_UNITS, rows=tuple(_kind_row(params, asked, by_source, kind) for kind in kinds))
 
 
 def _kind_row(params: Params, case: Speculation, by_source: dict[str, Draft], kind: dict[str, Any]) -> dict[str, Value]:
@@ -227,14 +307,21 @@ def _kind_row(params: Params, case: Speculation, by_source: dict[str, Draft], ki
     }
 
 
-def _notes(decode: Step, other: Step | None) -> Iterable[str]:
-    yield f"best_gamma: of 1 to {MOST_GAMMA}, other lengths in proportion to the traced verify step"
-    yield "breakeven_batch: the smallest batch beyond the last that gains; null: none gains, or all do"
+def _notes(params: Params, case: _Case, traced: _Traced) -> Iterable[str]:
+    yield f"best_gamma: of 0 (no speculation) to {MOST_GAMMA}, from a traced verify step of {MOST_GAMMA + 1}"
+    yield "breakeven_batch: the smallest batch beyond the last that gains; null: see gains"
+    yield "fits: weights and cache of target and draft on one GPU at --context; times are as if they did"
     yield "kinds: acceptance as published for other models and tasks, an assumption here"
-    if decode.states:
+    if traced.decode.states:
         yield "the model keeps recurrent states: after a rejected token an engine must have the earlier state at hand"
-    if other is not None:
-        own, drafts = (_vocabulary(step) for step in (decode, other))
+    recorded, counted = scan_flops(step_work(traced.verify)), scan_flops(case.asked.verify)
+    if counted < recorded:
+        yield (
+            f"scans of the verify step: {params.gamma + 1} decode steps, {counted:,} FLOP; this code pads them to "
+            f"whole chunks, {recorded:,} FLOP"
+        )
+    if traced.draft is not None:
+        own, drafts = (_vocabulary(step) for step in (traced.decode, traced.draft))
         if own != drafts:
             yield f"the vocabularies differ ({own:,} and {drafts:,} rows): drafted tokens must mean the same in both"
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from support.tiny import build
+from support.tiny import build, record
 
 import introspect
+from introspect.analyzers._roofline import step_work
+from introspect.analyzers._speculation import scan_flops
+from introspect.analyzers._step import Step
 from introspect.errors import OptionError
 
 LLAMA = "meta-llama/Meta-Llama-3-8B"
@@ -41,7 +44,34 @@ def test_alpha_zero_and_one(tiny_config):
 
     assert (none["expected_tokens"], every["expected_tokens"]) == (1, 5)
     assert none["speedup"] < 1 < every["speedup"]
-    assert none["breakeven_batch"] is None
+    assert (none["breakeven_batch"], none["gains"], none["best_gamma"]) == (None, "at no batch", 0)
+    assert (every["breakeven_batch"], every["gains"]) == (None, "however large the batch")
+
+
+def test_best_gamma_does_not_depend_on_the_gamma_asked_for(tiny_config):
+    def best(gamma):
+        return introspect.analyze("speculate", tiny_config, gamma=gamma, draft_cost=0.1, context=64).totals[
+            "best_gamma"
+        ]
+
+    assert best(1) == best(4) == best(1000) > 0
+
+
+def test_two_costs_of_one_draft_are_refused(tiny_config):
+    with pytest.raises(OptionError, match=r"--draft-cost: got 0\.1, expected no --draft beside it"):
+        introspect.analyze("speculate", tiny_config, draft=tiny_config, draft_cost=0.1)
+
+
+def test_what_fits_is_weights_and_cache_of_both(tiny_config):
+    result = introspect.analyze("speculate", LLAMA, draft=tiny_config, context=2048)
+    held = {row["batch"]: row for row in result.tables["batches"].rows}
+    own = introspect.analyze("params", tiny_config).totals["weight_bytes"]
+    # a sequence of 2048: 131,072 B a token, and 2 layers x 2 x 2 heads x 8 x 2 B of the draft
+    sequence = 2048 * (131_072 + 2 * 2 * 2 * 8 * 2)
+
+    assert held[1]["memory_bytes"] == 2 * 8_030_261_248 + own + sequence == result.totals["memory_bytes"]
+    assert held[1024]["memory_bytes"] - held[1]["memory_bytes"] == 1023 * sequence
+    assert (held[1]["fits"], held[1024]["fits"], result.totals["fits"]) == (True, False, True)
 
 
 def test_alpha_beyond_one_is_refused(tiny_config):
@@ -73,11 +103,18 @@ def test_without_a_draft_one_layer_and_the_head_stand_for_one():
     assert result.totals["draft_kv_bytes_per_token"] == result.totals["kv_bytes_per_token"] / 32
 
 
-def test_kinds_are_cited_and_unknown_ones_stay_unknown(llama):
+def test_kinds_are_cited(llama):
     kinds = {row["kind"]: row for row in llama.tables["kinds"].rows}
 
     assert all(row["source"].startswith("https://") for row in kinds.values())
-    assert (kinds["n-gram"]["draft_cost"], kinds["n-gram"]["speedup_low"]) == (0, None)
+    # Spec-Bench: 1.55 to 1.74 tokens a step, 1 / (1 - alpha) where nothing bounds the drafts
+    assert kinds["n-gram"]["alpha_low"] == pytest.approx(1 - 1 / 1.55, abs=0.01)
+    assert kinds["n-gram"]["alpha_high"] == pytest.approx(1 - 1 / 1.74, abs=0.01)
+    assert kinds["n-gram"]["draft_cost"] == 0
+    assert 1 < kinds["n-gram"]["speedup_low"] < kinds["n-gram"]["speedup_high"] < 1.74
+    assert (
+        introspect.analyze("speculate", LLAMA, context=1).tables["kinds"].rows[-1]["speedup_low"] is None
+    )  # no --draft
     assert kinds["small model"]["speedup_low"] < kinds["small model"]["speedup_high"]
 
 
@@ -85,3 +122,29 @@ def test_recurrent_states_are_a_warning():
     result = introspect.analyze("speculate", build("Mamba", state_size=4), context=16, draft_cost=0.1)
 
     assert any("keeps recurrent states" in note for note in result.notes)
+
+
+def hybrid():
+    """A layer of Mamba-2 with chunks of 128, one of attention, one of an MLP."""
+    sizes = {"layers_block_type": ["attention", "mamba", "mlp"], "num_hidden_layers": 3, "chunk_size": 128}
+    return build("NemotronH", **sizes, mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=16, n_groups=2, head_dim=16)
+
+
+def test_a_short_verify_step_scans_as_often_as_it_has_tokens():
+    result = introspect.analyze("speculate", hybrid(), context=16, gamma=4)
+    decode, verify = (
+        scan_flops(step_work(Step(record(hybrid(), phase=phase, seq=seq, context=16))))
+        for phase, seq in (("decode", 1), ("prefill", 5))
+    )
+
+    assert verify > 5 * decode > 0
+    (note,) = (note for note in result.notes if note.startswith("scans of the verify step: 5 decode steps"))
+    assert f"{5 * decode:,} FLOP; this code pads them to whole chunks, {verify:,} FLOP" in note
+
+
+def test_a_hybrids_stand_in_draft_has_attention():
+    result = introspect.analyze("speculate", hybrid(), context=16)
+
+    assert "draft: one layer with attention and the head of the target" in result.assumptions
+    # a key and a value of 2 heads x 16 in fp32
+    assert result.totals["draft_kv_bytes_per_token"] == 2 * 2 * 16 * 4
