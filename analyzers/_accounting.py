@@ -37,7 +37,8 @@ def _active_estimate(trace: Trace, executed: list[Product], sizes: dict[str, int
         for path, _ in product.weights
     }
     idle = sum(sizes.get(path, 0) * (experts - top_k) // experts for path, (top_k, experts) in shares.items())
-    return _estimate(trace, executed, sum(sizes.values()) - idle, "N(active)") if idle else ()
+    unread = sum(sizes.get(p.path, 0) for p in trace.parameters if not p.touched)
+    return _estimate(trace, executed, sum(sizes.values()) - idle - unread, "N(active)") if idle else ()
 
 
 def _estimate(trace: Trace, executed: list[Product], params: int, name: str) -> tuple[str, ...]:

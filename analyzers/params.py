@@ -9,7 +9,7 @@ is of one such layer, `used` says whether any op of the run read the parameter.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -147,8 +147,21 @@ def _layer_kinds(placed: tuple[Placed, ...], paths: LayerPaths) -> dict[str | No
 
 
 def _unused_note(placed: tuple[Placed, ...], paths: LayerPaths) -> tuple[str, ...]:
-    unused = sorted({paths.split(one.parameter.path)[0] for one in placed if not one.parameter.touched})
-    if not unused:
+    """What the forward never read, with its parameters, as the largest modules of which nothing was (vision towers)."""
+    read = {prefix for one in placed if one.parameter.touched for prefix in _prefixes(one.parameter.path)}
+    unread: Counter[str] = Counter()
+    for one in placed:
+        path = one.parameter.path
+        if not one.parameter.touched:
+            part = next((prefix for prefix in _prefixes(path) if prefix not in read), path)
+            unread[paths.split(part)[0]] += one.parameter.count
+    if not unread:
         return ("every parameter is read by the forward",)
-    shown = ", ".join(unused[:8]) + (f" and {len(unused) - 8} more" if len(unused) > 8 else "")
-    return (f"never read by the forward: {shown}",)
+    shown = ", ".join(f"{part} ({count:,})" for part, count in unread.most_common(8))
+    return (f"never read by the forward: {shown}" + (f" and {len(unread) - 8} more" if len(unread) > 8 else ""),)
+
+
+def _prefixes(path: str) -> list[str]:
+    """ "a", "a.b" and "a.b.c" for "a.b.c"."""
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]

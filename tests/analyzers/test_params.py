@@ -109,12 +109,14 @@ def test_a_bias_goes_with_its_matrix():
 
 def test_what_is_never_read_is_listed_and_not_active():
     trace = llama()
-    unread = Parameter(path="tower.weight", shape=(7, 11), dtype="bf16", touched=False)
-    result = ask(replace(trace, parameters=(*trace.parameters, unread)))
-    assert result.totals["unused"] == result.totals["other"] == 77
-    assert result.totals["total"] - result.totals["active"] == 77
-    assert "never read by the forward: tower.weight" in result.notes
-    assert [row["parameter"] for row in result.tables["parameters"].rows if not row["used"]] == ["tower.weight"]
+    tower = [Parameter(path=f"tower.{n}.w", shape=(7, 11), dtype="bf16", touched=False) for n in "ab"]
+    lone = Parameter(path="norm.lone", shape=(3,), dtype="bf16", touched=False)
+    result = ask(replace(trace, parameters=(*trace.parameters, *tower, lone)))
+    assert result.totals["unused"] == result.totals["other"] == 2 * 77 + 3
+    assert result.totals["total"] - result.totals["active"] == 2 * 77 + 3
+    assert "never read by the forward: tower (154), norm.lone (3)" in result.notes
+    unread = [row["parameter"] for row in result.tables["parameters"].rows if not row["used"]]
+    assert unread == ["tower.a.w", "tower.b.w", "norm.lone"]
 
 
 def test_an_unread_parameter_is_placed_like_its_twin_in_another_layer():
