@@ -95,6 +95,8 @@ def _page(result: Result, only: str | None, *, markdown: bool, width: int | None
 def _heading(result: Result, markdown: bool) -> str:
     model = result.model or {}
     named = [str(model["id"]), f"({model['class']})"] if model else []
+    if "other" in model:
+        named += ["against", str(model["other"]), f"({model['other_class']})"]
     first = " ".join(["introspect", result.command, *named])
     run = ", ".join(f"{name} {value}" for name, value in result.run.items() if value is not None)
     rest = [f"config: {model['source']}"] if model else []
