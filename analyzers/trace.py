@@ -25,7 +25,7 @@ from introspect.analyzers._structure import Structure
 from introspect.analyzers._traffic import activation_bytes, cache_traffic, peak_activation_bytes, weight_reads
 from introspect.graph import Graph
 from introspect.params import RunParams, Traces, option
-from introspect.records import Trace
+from introspect.records import Repeat, Trace
 from introspect.table import Result, Value, describe_model, describe_run
 
 MODELS = "one"
@@ -59,7 +59,7 @@ def analyze(params: Params, traces: Traces) -> Result:
     labels = Labels(structure)
     shown = engine if params.view == "engine" else executed
     shown = fuse(shown) if params.fuse else shown
-    notes = audit_notes(trace, executed)
+    notes = (*audit_notes(trace, executed), *_scan_note(trace))
     return Result(
         command="trace",
         model=describe_model(trace),
@@ -101,6 +101,16 @@ def _totals(
         "kernels": executed_kernels(graph),
         "kernels_fused": fused_kernels(labels, sum(graph.times[i] for i in merged)),
     }
+
+
+def _scan_note(trace: Trace) -> tuple[str, ...]:
+    steps = sum(op.count for op in trace.ops if isinstance(op, Repeat))
+    if not steps:
+        return ()
+    return (
+        f"a scan is run step by step, {steps:,} steps in all: kernels and activation_bytes are of that code, which "
+        "transformers takes where no fused scan kernel is installed",
+    )
 
 
 def _assumptions(trace: Trace, executed: list[Product]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from introspect.errors import IntrospectError, ModelRunError
 from introspect.hooks.assemble import Graph, assembled
+from introspect.hooks.build import quiet
 from introspect.hooks.caches import Held
 from introspect.hooks.dtypes import dtype_name
 from introspect.hooks.inputs import given_run
@@ -46,7 +47,7 @@ def observe(
         assumptions: what building the model took for granted.
     """
     run = run if inputs is None else given_run(run, model, inputs)
-    with adapted(model, run):
+    with adapted(model, run), quiet():
         return _record(model, identity, run, inputs, assumptions)
 
 

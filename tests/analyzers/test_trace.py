@@ -218,3 +218,10 @@ def test_the_backward_has_both_directions():
     assert (dx["m"], dx["k"], dx["n"]) == (8, 160, 64)
     assert dw["k"] == 8
     assert forward["flops"] == dx["flops"] == dw["flops"]
+
+
+def test_a_scan_that_runs_step_by_step_is_said():
+    trace = record(build("Mamba"), seq=2048)
+
+    assert any("a scan is run step by step" in note for note in ask(trace).notes)
+    assert not any("scan" in note for note in ask(record(build("Llama"))).notes)
