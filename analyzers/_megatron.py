@@ -126,7 +126,7 @@ class Megatron:
         if state == "cut":
             self._cut(i, WeightCut(rows=even(gemm.k, self.degrees.tp)))
             return "row"
-        if i in self.structure.heads:
+        if i in self.structure.heads and gemm.n >= self.degrees.tp:
             self._cut(i, WeightCut(columns=self._vocabulary(gemm.n)))
             return "head"
         columns, reason = self._columns(i, gemm)

@@ -19,6 +19,7 @@ CONFIGS = {
         "num_key_value_heads": 4,
         "pad_token_id": 0,
     },
+    "mamba": {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512, "state_size": 8},
     "falcon": {
         "model_type": "falcon",
         **LLAMA,
@@ -115,6 +116,11 @@ def test_more_ranks_than_columns_are_refused(model, tp):
     assert error.value.expected == "--tp 8"
     with pytest.raises(ShardingError, match=f"do not divide by {tp}"):
         shard(model("llama"), tp=tp, engine="transformers")
+
+
+def test_ranks_among_which_nothing_can_be_shared_out_are_refused(model):
+    with pytest.raises(ShardingError, match=r"tp 5000\): no weight can be cut into as many parts"):
+        shard(model("mamba"), tp=5000)
 
 
 def test_keys_that_the_code_repeats_before_it_keeps_them_are_named(model):
