@@ -54,7 +54,7 @@ class Params(GpuParams, PlotParams):
     """Lengths, the GPU of the time bound, and what-ifs."""
 
     context: tuple[int, ...] = option((2048, 8192, 32768, 131072), "tokens, repeatable", short="c", metavar="N")
-    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
+    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32|fp64")
     rope: tuple[str, ...] = option((), "what if: linear:4, ntk:4, yarn:4, llama3:8; repeatable", metavar="NAME:FACTOR")
     window: int | None = option(None, "what if: full layers see their last tokens only", metavar="TOKENS")
     sinks: int = option(0, "with --window: first tokens that stay visible", at_least=0, metavar="TOKENS")

@@ -53,7 +53,7 @@ class Params(GpuParams):
     """The context of decode, and the GPUs."""
 
     context: int = option(2048, "cached tokens per sequence in decode", short="c")
-    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
+    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32|fp64")
     tp: int = option(1, "tensor-parallel ranks whose traffic wire_bytes shows, by Megatron's rules")
 
 

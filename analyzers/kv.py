@@ -71,7 +71,7 @@ class Params(GpuParams):
     context: tuple[int, ...] = option(
         (2048,), "cached tokens per sequence, repeatable", short="c", metavar="N", at_least=0, at_most=MOST_TOKENS
     )
-    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
+    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32|fp64")
     kv_dtype: str | None = option(None, "keep cached keys and values in this type", choices=tuple(KV_FORMATS))
     page_size: int = option(16, "tokens that an engine reserves at once")
     shared_prefix: int = option(0, "first tokens that all sequences share", at_least=0)

@@ -93,7 +93,7 @@ class Params(GpuParams):
     seq: int = option(2048, "prompt tokens per sequence of the prefill step", short="s")
     context: int = option(2048, "cached tokens per sequence of the decode step", short="c")
     dtype: str | None = option(
-        None, "the dtype of what is not quantised (fp32 configs: bf16)", metavar="bf16|fp16|fp32"
+        None, "the dtype of what is not quantised (fp32 configs: bf16)", metavar="bf16|fp16|fp32|fp64"
     )
 
 

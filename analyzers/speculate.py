@@ -79,7 +79,7 @@ class Params(GpuParams):
     draft_cost: float | None = option(None, "time of a draft step as a share of the target's decode step", metavar="C")
     batch: int = option(1, "sequences", short="b")
     context: int = option(2048, "cached tokens per sequence", short="c")
-    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
+    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32|fp64")
 
     def __post_init__(self) -> None:
         """Refuse two costs of one draft."""

@@ -34,7 +34,7 @@ EXAMPLES = (
     "introspect trace meta-llama/Meta-Llama-3-8B --phase decode --batch 32 --fuse",
     "introspect trace deepseek-ai/DeepSeek-V3 --phase decode --view engine",
     "introspect trace mistralai/Mixtral-8x7B-v0.1 --seq 4096 --format csv -o gemms.csv --table gemms",
-    "introspect trace openai-community/gpt2 --format mermaid",
+    "introspect trace google/gemma-2-2b --format mermaid",
 )
 
 

@@ -66,7 +66,7 @@ class RunParams:
         at_least=0,
         at_most=MOST_TOKENS,
     )
-    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
+    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32|fp64")
     logits: Literal["all", "last"] = option("all", "positions the head runs on", choices=("all", "last"))
     routing: Routing = option("balanced", "how tokens spread over experts", choices=("balanced", "uniform", "zipf"))
     seed: int = option(0, "seed of the routing policy", at_least=0)
@@ -95,7 +95,7 @@ class TrainParams:
 
     batch: int = option(1, "sequences of one rank's step", short="b", at_most=MOST)
     seq: int = option(2048, "tokens per sequence", short="s", at_most=MOST_NEW_TOKENS)
-    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32")
+    dtype: str | None = option(None, "compute in this dtype instead of the config's", metavar="bf16|fp16|fp32|fp64")
     routing: Routing = option("balanced", "how tokens spread over experts", choices=("balanced", "uniform", "zipf"))
     seed: int = option(0, "seed of the routing policy", at_least=0)
 
