@@ -176,6 +176,10 @@ def _hand_table(steps: tuple[Step, ...], options: Params, traces: Traces) -> Tab
     )
 
 
+def _said(doubts: list[str]) -> tuple[str, ...]:
+    return tuple(f"finding: {doubt}" for doubt in dict.fromkeys(doubts)) or ("nothing makes a number doubtful",)
+
+
 def _engine_note(step: Step) -> Iterator[str]:
     """Said where the code as written multiplies more weights for a token than an engine would."""
     flops = token_flops(step)
