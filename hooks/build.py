@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from accelerate import init_empty_weights
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import build_glob_alternation
 from transformers.initialization import meta_device_safe_creation_ops
@@ -167,8 +169,10 @@ def _from_factory(source: Source, factory: str, asked: str | None, inputs: Any) 
 def _plain(module: nn.Module, name: str, source: str, digest: str, asked: str | None, inputs: Any) -> BuiltModel:
     """The record's view of a module that is ours to change and lies on meta."""
     module.eval()
+    named = None if inputs is None else named_inputs(module, inputs)
     if asked is not None:
         module.to(torch_dtype(asked))
+        named = tree_map(partial(_cast, dtype=torch_dtype(asked)), named)
     config = getattr(module, "config", None)
     config = config if isinstance(config, PreTrainedConfig) else None
     identity = ModelIdentity(
@@ -178,10 +182,14 @@ def _plain(module: nn.Module, name: str, source: str, digest: str, asked: str | 
         config_sha256=digest,
         config={} if config is None else json.loads(config.to_json_string(use_diff=False)),
     )
-    named = None if inputs is None else named_inputs(module, inputs)
     return BuiltModel(
         module=module, identity=identity, dtype=asked or _module_dtype(module), config=config, inputs=named
     )
+
+
+def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+    """An input in the dtype of the run, if it is a tensor of reals."""
+    return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
 def _meta_copy(module: nn.Module, name: str) -> nn.Module:

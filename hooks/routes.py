@@ -35,6 +35,7 @@ _TORCH_KINDS = {
 
 # fvcore's names by the same kinds; `matmul` may be a product with a weight or not, which fvcore does not tell.
 _FVCORE_KINDS = {"linear": ("linear", "addmm"), "conv": ("conv",), "matmul": ("matmul", "mm", "bmm", "einsum")}
+_MOST_REAL_PARAMETERS = 50_000_000
 _FVCORE_RECURRENT = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "bilinear"))
 
 
@@ -100,6 +101,19 @@ class _Silent(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def _by_fvcore(module: nn.Module, given: dict[str, Any]) -> tuple[dict[str, int], tuple[str, ...]]:
+    try:
+        return _fvcore_counts(module, given)
+    except Exception:
+        if sum(parameter.numel() for parameter in module.parameters()) > _MOST_REAL_PARAMETERS:
+            raise
+    # The tracer stumbles over some meta kernels (convolutions): what is small is run with zeros for its inputs.
+    zeros = tree_map(
+        lambda leaf: torch.zeros_like(leaf, device="cpu") if isinstance(leaf, torch.Tensor) else leaf, given
+    )
+    return _fvcore_counts(module.to_empty(device="cpu"), zeros)
+
+
+def _fvcore_counts(module: nn.Module, given: dict[str, Any]) -> tuple[dict[str, int], tuple[str, ...]]:
     from fvcore.nn import FlopCountAnalysis
 
     leaves, form = tree_flatten(given)

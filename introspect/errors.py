@@ -45,7 +45,7 @@ class GivenInputsError(TraceShapeError):
         IntrospectError.__init__(
             self,
             f"{model}: its inputs are one step ({own}) and cannot answer for another ({asked}); "
-            "give inputs of that step, or ask what needs one step only (trace, params, audit, roofline)",
+            "give inputs of that step, or ask what needs no other (trace, params, audit, roofline, shard, train, lora)",
         )
 
 
