@@ -2,10 +2,12 @@
 
 An adapter of rank r beside a matrix [N, K] is B [N, r] times A [r, K]: r*(N + K) parameters, and as many more
 multiply-adds a token (Hu et al. 2021). `--target attention` means every Linear of a token mixer, `all-linear` every
-Linear but the head, as PEFT has it; any other value is a pattern or the end of a module's path. Stacked experts are no
-Linears and get none. Training figures come from a recorded step with the base frozen and the adapters in place: no
-weight gradients of the base, and fewer activations. `--base` is the format the frozen base is kept in (nf4: QLoRA,
-Dettmers et al. 2023); products then still run in the model's dtype.
+Linear but the head, which is PEFT's rule for classes; any other value is a pattern or the end of a module's path.
+Stacked experts and routers that are no Linears get none: a note says what PEFT's target_parameters would add for the
+stacks, which PEFT chooses by itself for some model types (Mixtral's and Qwen2-MoE's kind), router included. Training
+figures come from a recorded step with the base frozen and the adapters in place: no weight gradients of the base, and
+fewer activations. `--base` is the format the frozen base is kept in (nf4: QLoRA, Dettmers et al. 2023); products then
+still run in the model's dtype.
 """
 
 from __future__ import annotations
@@ -62,9 +64,10 @@ class Params(TrainParams, GpuParams):
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A Linear that gets an adapter: its path and its matrix [n, k]."""
+    """A Linear that gets an adapter: its path, that of its parameter, and its matrix [n, k]."""
 
     path: str
+    weight: str
     n: int
     k: int
 
@@ -96,7 +99,7 @@ def analyze(params: Params, traces: Traces) -> Result:
             f"adapters in {step.dtype}; states: {RECIPES['adam'].description}",
             *step.plain.assumptions,
         ),
-        notes=tuple(_notes(step, targets, problem)),
+        notes=tuple(_notes(params, step, targets, problem)),
         unclassified=tuple(f"{op.op} in {op.module} ({op.count})" for op in step.plain.unclassified),
     )
 
@@ -123,7 +126,8 @@ def _targets(params: Params, step: TrainingStep) -> tuple[_Target, ...]:
         chosen |= found
     conv = {path for path, kind in step.plain.modules.items() if kind == "Conv1D"}
     return tuple(
-        _Target(path, *(reversed(weight.shape) if path in conv else weight.shape)) for path, weight in chosen.items()
+        _Target(path, _owner(weight), *(reversed(weight.shape) if path in conv else weight.shape))
+        for path, weight in chosen.items()
     )
 
 
@@ -143,6 +147,8 @@ def _totals(params: Params, step: TrainingStep, targets: tuple[_Target, ...], tu
     count = sum(target.params(params.rank) for target in targets)
     whole = sum(p.count for p in step.plain.parameters if not p.buffer and p.tied_to is None)
     forward = sum(flops for part, flops in step.flops.items() if part.endswith("forward"))
+    multiplied = frozenset().union(*step.structure.matrices.values())  # a vision tower's Linears are not run on text
+    running = sum(target.params(params.rank) for target in targets if target.weight in multiplied)
     shapes = [
         Parameter(path="", shape=(target.params(params.rank),), dtype=step.dtype, touched=True) for target in targets
     ]
@@ -153,7 +159,7 @@ def _totals(params: Params, step: TrainingStep, targets: tuple[_Target, ...], tu
         "adapter_bytes": sum(shape.bytes for shape in shapes),
         "state_bytes": sum(RECIPES["adam"].bytes(Trained(shape) for shape in shapes).values()),
         "base_bytes": base.weight_bytes,
-        "extra_flops_share": 2 * count * step.tokens / forward,
+        "extra_flops_share": 2 * running * step.tokens / forward,
         "flops_per_token": None if tuned is None else per_token(sum(flops_by_part(tuned).values()), step.tokens),
         "flops_per_token_full": step.flops_per_token,
         "activation_bytes": None if tuned is None else tuned.saved_bytes,
@@ -217,18 +223,17 @@ def _gpu_table(params: Params, totals: dict[str, Value]) -> Table:
     return Table(units=GPU_UNITS, rows=tuple(rows))
 
 
-def _notes(step: TrainingStep, targets: Iterable[_Target], problem: str) -> Iterable[str]:
+def _notes(params: Params, step: TrainingStep, targets: Iterable[_Target], problem: str) -> Iterable[str]:
     covered = {f"{target.path}.weight" for target in targets}
-    stacked = {
-        step.structure.layers.split(path)[0]
-        for i in step.structure.experts
-        for path in step.structure.matrices.get(i, ())
-        if path not in covered
-    }
-    if stacked:
+    experts = {path for i in step.structure.experts for path in step.structure.matrices.get(i, ())} - covered
+    if experts:
+        stacks = [one.matrix for one in quantisable(step.structure) if one.path in experts]
+        more = sum(params.rank * stack.count * (stack.rows + stack.columns) for stack in stacks)
         yield (
-            f"not covered: {', '.join(sorted(stacked))}: stacked experts are no Linears (PEFT adapts such parameters "
-            "by its target_parameters, into which it turns all-linear for some model types)"
+            f"not covered: {', '.join(sorted({step.structure.layers.split(path)[0] for path in experts}))}: stacked "
+            f"experts are no Linears; PEFT's target_parameters would add {more:,} parameters, an adapter of rank "
+            f"{params.rank} an expert (where it turns all-linear into them, twice that rank for a fused gate and up, "
+            "and the router too)"
         )
     yield "extra_flops_share: of the forward's products, unmerged; a merged adapter costs none"
     if problem:

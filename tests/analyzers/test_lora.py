@@ -97,11 +97,15 @@ def test_a_tied_head_gets_none():
 
 
 def test_stacked_experts_are_named():
-    model = build("Mixtral", num_local_experts=4, num_experts_per_tok=2)
-    result = introspect.analyze("lora", model, rank=1, seq=16)
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    result = introspect.analyze("lora", build("Mixtral", **sizes), rank=1, seq=16)
 
     (note,) = (note for note in result.notes if note.startswith("not covered"))
     assert "model.layers.*.mlp.experts.gate_up_proj" in note
+    stacks = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    config = LoraConfig(r=1, target_modules=[], target_parameters=stacks)
+    theirs = get_peft_model(build("Mixtral", **sizes), config, low_cpu_mem_usage=True)
+    assert f"would add {sum(p.numel() for p in theirs.parameters() if p.requires_grad):,} parameters" in note
     assert not any("experts" in row["module"] for row in result.tables["matrices"].rows)
 
 
@@ -111,6 +115,14 @@ def test_a_stored_record_knows_all_but_the_step_with_adapters():
     assert result.totals["params"] > 0
     assert (result.totals["activation_bytes"], result.totals["flops_per_token"]) == (None, None)
     assert result.tables["gpus"].rows[0]["fits"] is None
+
+
+def test_every_adapted_linear_of_a_text_model_runs():
+    result = introspect.analyze("lora", build("Llama"), rank=2, seq=16)
+    parts = introspect.analyze("train", build("Llama"), seq=16).tables["flops"].rows
+    executed = sum(part["flops_per_token"] for part in parts if part["part"].endswith(" forward"))
+
+    assert result.totals["extra_flops_share"] == 2 * result.totals["params"] / executed
 
 
 def phimoe():
