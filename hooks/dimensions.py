@@ -19,7 +19,7 @@ from introspect.errors import BuildError
 from introspect.explain_record import Dimension, ExplainRecord, Term, pattern
 from introspect.hooks.build import quiet
 from introspect.hooks.config_fields import LENGTH, Path, dotted
-from introspect.hooks.fitting import QUOTIENT, Seen, fits, holds
+from introspect.hooks.fitting import Seen, fits, holds, names_in
 from introspect.hooks.model_sizes import Place
 from introspect.hooks.perturb import Changes, Move, Perturbed
 
@@ -72,7 +72,7 @@ class _Explainer:
         size = self._model.base[place]
         moves = [move for move, places in self._moved.items() if place in places]
         terms, confirmed = self._expression(place, moves) if moves else (((size, ()),), False)
-        named = {part for _, factors in terms or () for factor in factors for part in factor.split(QUOTIENT)}
+        named = {part for _, factors in terms or () for factor in factors for part in names_in(factor)}
         return Dimension(
             module=pattern(place[0]),
             dimension=place[1],

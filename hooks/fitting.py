@@ -8,10 +8,11 @@ the shortest sum of products (squares and quotients among them) whose coefficien
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations_with_replacement, permutations
+from itertools import combinations, combinations_with_replacement
 
 import torch
 
@@ -19,10 +20,12 @@ from introspect.explain_record import Term
 
 Terms = tuple[Term, ...]
 QUOTIENT = " // "
+TIMES = " * "  # in the numerator of a quotient
 MOST_TERMS = 3
 MOST_FACTORS = 3
 LARGEST_COUNT = 32  # coefficient of a product in a fitted sum; larger ones are widths that no field holds
-NEAR = 1e-10  # residual, relative to the sizes, of sums that are then solved exactly
+NEAR = 1e-10  # residual, relative to the sizes, of a sum that is then checked exactly
+NEAR_WHOLE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,15 @@ def evaluate(terms: Terms, values: dict[str, int]) -> int:
     return total
 
 
+def names_in(factor: str) -> list[str]:
+    """The fields of a factor: one, or those of a quotient."""
+    return [name for side in factor.split(QUOTIENT) for name in side.split(TIMES)]
+
+
 def _value(factor: str, values: dict[str, int]) -> int:
     over, _, under = factor.partition(QUOTIENT)
-    return values[over] // values[under] if under else values[factor]
+    numerator = math.prod(values[name] for name in over.split(TIMES))
+    return numerator // values[under] if under else numerator
 
 
 def holds(terms: Terms, seen: Sequence[Seen]) -> bool:
@@ -120,37 +129,38 @@ def _sparse(fitted: Sequence[Seen], required: Sequence[str]) -> Iterator[Terms]:
     sizes = [one.size for one in fitted]
     different = len({tuple(one.values.items()) for one in fitted})
     for count in range(1, min(MOST_TERMS, different - 1) + 1):  # as many unknowns as observations would fit anything
-        found = _near_sums(columns, sizes, count)
-        for chosen in sorted(found, key=lambda places: sum(len(products[i]) for i in places)):
-            solved = _solve([columns[i] for i in chosen], sizes)
-            if solved is not None:
-                terms = _ordered(zip(solved, (products[i] for i in chosen), strict=True))
-                if _is_plausible(terms, required):
-                    yield terms
+        found = _small_sums(columns, sizes, count)
+        for chosen, counts in sorted(found, key=lambda pair: sum(len(products[i]) for i in pair[0])):
+            terms = _ordered(zip(counts, (products[i] for i in chosen), strict=True))
+            if _is_plausible(terms, required) and holds(terms, fitted):
+                yield terms
 
 
 def _is_plausible(terms: Terms, required: Sequence[str]) -> bool:
-    """Whether a sum is one that a class would compute: all fields in it, one quotient, small counts of each product."""
+    """Whether a sum is one that a class would compute: all fields in it, one quotient, nothing but a constant less."""
     factors = {factor for _, product in terms for factor in product}
-    named = {part for factor in factors for part in factor.split(QUOTIENT)}
-    counts = [coefficient for coefficient, product in terms if product or len(terms) > 1]
-    small = all(coefficient and abs(coefficient) <= LARGEST_COUNT for coefficient in counts)
+    named = {name for factor in factors for name in names_in(factor)}
     adds = all(coefficient > 0 for coefficient, product in terms if product)
-    return named.issuperset(required) and sum(QUOTIENT in factor for factor in factors) < 2 and small and adds
+    return named.issuperset(required) and sum(QUOTIENT in factor for factor in factors) < 2 and adds
 
 
-def _near_sums(columns: list[list[int]], sizes: list[int], count: int) -> list[tuple[int, ...]]:
-    """Which `count` columns sum to the sizes with some real coefficients, as far as fp64 can tell."""
+def _small_sums(columns: list[list[int]], sizes: list[int], count: int) -> list[tuple[list[int], list[int]]]:
+    """Sums of `count` columns, with small whole coefficients, that are the sizes as far as fp64 can tell."""
     if count > len(columns):
         return []
     matrix, wanted = (torch.tensor(rows, dtype=torch.float64) for rows in (columns, sizes))
-    matrix, wanted = matrix / matrix.norm(dim=1, keepdim=True), wanted / wanted.norm()
-    chosen = torch.combinations(torch.arange(len(columns)), count)
-    chosen = chosen.reshape(-1, count)  # of one column it makes a vector
+    lengths = matrix.norm(dim=1)
+    matrix, wanted, length = matrix / lengths[:, None], wanted / wanted.norm(), wanted.norm()
+    chosen = torch.combinations(torch.arange(len(columns)), count).reshape(-1, count)  # of one column it is a vector
     systems = matrix[chosen].transpose(1, 2)
     goal = wanted.reshape(1, -1, 1).expand(len(chosen), -1, 1)
-    residual = (systems @ torch.linalg.lstsq(systems, goal).solution - goal).abs().amax(dim=(1, 2))
-    return [tuple(row) for row in chosen[residual < NEAR].tolist()]
+    solution = torch.linalg.lstsq(systems, goal).solution
+    residual = (systems @ solution - goal).abs().amax(dim=(1, 2))
+    counts = solution[..., 0] * length / lengths[chosen]
+    whole = counts.round()
+    small = (whole != 0) & (whole.abs() <= LARGEST_COUNT) & ((counts - whole).abs() < NEAR_WHOLE)
+    kept = small.all(dim=1) & (residual < NEAR)
+    return list(zip(chosen[kept].tolist(), whole[kept].long().tolist(), strict=True))
 
 
 def _product(factors: tuple[str, ...], values: dict[str, int]) -> int:
@@ -164,35 +174,18 @@ def _products(base: dict[str, int]) -> list[tuple[str, ...]]:
     """Products of up to three fields or quotients, one of them squared or not, and the constant. A quotient divides
     evenly in the model as it is, and stands in no product with its own numerator or another quotient."""
     names = list(base)
+    over = {**base, **{TIMES.join(sorted(pair)): base[pair[0]] * base[pair[1]] for pair in combinations(names, 2)}}
     quotients = [
-        f"{over}{QUOTIENT}{under}"
-        for over, under in permutations(names, 2)
-        if base[under] > 1 and base[over] > base[under] and base[over] % base[under] == 0
+        f"{above}{QUOTIENT}{under}"
+        for above, size in over.items()
+        for under in names
+        if under not in above.split(TIMES) and size > base[under] > 1 and size % base[under] == 0
     ]
     found: list[tuple[str, ...]] = [()]
     for count in range(1, MOST_FACTORS + 1):
         for factors in combinations_with_replacement((*names, *quotients), count):
             divided = {factor for factor in factors if QUOTIENT in factor}
-            numerators = {factor.partition(QUOTIENT)[0] for factor in divided}
+            numerators = {name for factor in divided for name in factor.partition(QUOTIENT)[0].split(TIMES)}
             if len(divided) < 2 and not numerators & set(factors) and 3 * len(set(factors)) > count:
                 found.append(factors)
     return found
-
-
-def _solve(columns: list[list[int]], sizes: list[int]) -> list[int] | None:
-    """Whole coefficients with which the columns sum to the sizes; None where there are none, or more than one set."""
-    rows = [[Fraction(value) for value in row] for row in zip(*columns, sizes, strict=True)]
-    for pivot in range(len(columns)):
-        place = next((i for i in range(pivot, len(rows)) if rows[i][pivot]), None)
-        if place is None:
-            return None
-        chosen = rows.pop(place)
-        rows.insert(pivot, chosen)
-        for row in rows:
-            if row is not chosen and row[pivot]:
-                factor = row[pivot] / chosen[pivot]
-                row[:] = [a - factor * b for a, b in zip(row, chosen, strict=True)]
-    if any(row[-1] for row in rows[len(columns) :]):
-        return None
-    solved = [rows[i][-1] / rows[i][i] for i in range(len(columns))]
-    return [int(value) for value in solved] if all(value.denominator == 1 for value in solved) else None

@@ -43,6 +43,8 @@ def _shape(module: nn.Module, shape: tuple[int, ...], experts: int | None) -> di
     """Names of one weight's dimensions."""
     if isinstance(module, _ConvNd) and len(shape) == 3:
         return {"k": shape[1], "n": shape[0], "kernel": shape[2]}
+    if len(shape) == 2 and shape[0] == experts:
+        return {"experts": shape[0], "n": shape[1]}  # a bias for each
     *stack, first, second = shape
     kn = isinstance(module, Conv1D) or bool(getattr(module, "is_transposed", False))  # a Linear keeps [n, k]
     sizes = {"k": first, "n": second} if kn else {"k": second, "n": first}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-Term = tuple[int, tuple[str, ...]]  # coefficient and the fields (or "a // b") it multiplies; none: a constant
+Term = tuple[int, tuple[str, ...]]  # coefficient and factors: fields, or a quotient "a * b // c"; none: a constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

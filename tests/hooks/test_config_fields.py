@@ -3,7 +3,19 @@ from __future__ import annotations
 import pytest
 from transformers import LlamaConfig
 
-from introspect.hooks.config_fields import cuts, differing, fields_of, integers, read, scaled
+from introspect.hooks.config_fields import (
+    LENGTH,
+    counted_by,
+    cuts,
+    differing,
+    dotted,
+    elements,
+    fields_of,
+    integers,
+    read,
+    scaled,
+    shortened,
+)
 
 
 def test_integers_are_found_wherever_they_stand_and_lists_count_once():
@@ -20,6 +32,49 @@ def test_scaling_changes_a_copy_and_lists_shrink_in_proportion():
 
     assert changed == {"width": 16, "inner": {"kernels": [4, 8]}}
     assert fields == {"width": 64, "inner": {"kernels": [16, 32]}}
+
+
+def test_a_list_is_given_a_length_and_an_absent_field_is_added():
+    fields = {"inner": {"layers": 2, "kinds": ["a", "b"], "pattern": "MEME"}}
+
+    lengths = {("inner", "kinds", LENGTH): 3, ("inner", "pattern", LENGTH): 2, ("inner", "width"): 8}
+    assert scaled(fields, lengths) == {"inner": {"layers": 2, "kinds": ["a", "b", "a"], "pattern": "ME", "width": 8}}
+    with pytest.raises(KeyError):
+        scaled(fields, {("other", "width"): 8})
+
+
+def test_the_lists_that_an_integer_counts_stand_beside_it():
+    fields = {
+        "layers": 4,
+        "kinds": [*"abab"],
+        "pattern": "MEME",
+        "act": "silu",
+        "inner": {"kinds": [*"abab"]},
+        "one": 1,
+    }
+
+    assert counted_by(fields, ("layers",)) == (("kinds", LENGTH), ("pattern", LENGTH))
+    assert counted_by(fields, ("one",)) == ()
+
+
+def test_a_path_is_one_name_and_a_field_one_or_more_integers():
+    fields = {"inner": {"heads": 8, "kernels": [16, 32]}}
+
+    assert dotted(("inner", "heads")) == "inner.heads"
+    assert elements(fields, ("inner", "heads")) == (8,)
+    assert elements(fields, ("inner", "kernels")) == (16, 32)
+
+
+def test_a_file_is_shortened_where_it_has_what_was_cut_and_under_its_own_names():
+    whole = {"text": {"num_layers": 4, "kinds": [*"abab"], "heads": 4, "derived": [1, 2, 3, 4]}}
+    short = {"text": {"num_layers": 2, "kinds": [*"ab"], "heads": 4, "derived": [1, 2]}}
+    raw = {"text": {"n_layer": 4, "kinds": [*"abab"], "heads": 4}, "only": {"n_layer": 4}}
+
+    assert shortened(raw, whole, short) == {
+        "text": {"n_layer": 2, "kinds": [*"ab"], "heads": 4},
+        "only": {"n_layer": 4},
+    }
+    assert raw["text"]["n_layer"] == 4
 
 
 @pytest.mark.parametrize(

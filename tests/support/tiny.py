@@ -21,7 +21,7 @@ LLAMA = {
     "vocab_size": 512,
 }
 # Classes whose config has another stem.
-CONFIGS = {"Gemma3": "Gemma3Text", "Gemma3n": "Gemma3nText", "Llama4": "Llama4Text"}
+CONFIGS = {"Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "Gemma3n": "Gemma3nText", "Llama4": "Llama4Text"}
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Bert": "BertLMHeadModel"}  # classes that are called otherwise
 IDENTITY = ModelIdentity(id="tiny", class_name="Tiny", source="test", config_sha256="", config={})
 
