@@ -59,12 +59,13 @@ class Components:
             if parameter.buffer or parameter.tied_to is not None:
                 continue
             path = parameter.path
+            component = self._found.get(path) or self._like_other_layers(path)
             yield Placed(
                 parameter=parameter,
-                component=self._found.get(path) or self._like_other_layers(path),
+                component=component,
                 bias=path in self._biases,
                 routed=path in self._routed,
-                shared=path in self._shared,
+                shared=path in self._shared and component == "ffn",  # a norm behind the expert is none of it
                 active_share=self._routed.get(path) or (1, 1),
                 active_known=self._routed.get(path, (1, 1)) is not None,
             )

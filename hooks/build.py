@@ -21,7 +21,6 @@ import torch
 from accelerate import init_empty_weights
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import build_glob_alternation
 from transformers.initialization import meta_device_safe_creation_ops
@@ -31,7 +30,7 @@ from introspect.errors import BuildError, ConfigError, OptionError
 from introspect.hooks import architecture, remote_code
 from introspect.hooks.dtypes import dtype_name, torch_dtype
 from introspect.hooks.factory import run_factory
-from introspect.hooks.inputs import named_inputs
+from introspect.hooks.inputs import each_tensor, named_inputs
 from introspect.hooks.quirks import unbuilt_predictors
 from introspect.records import ModelIdentity
 from introspect.sizes import bound_of
@@ -172,7 +171,7 @@ def _plain(module: nn.Module, name: str, source: str, digest: str, asked: str | 
     named = None if inputs is None else named_inputs(module, inputs)
     if asked is not None:
         module.to(torch_dtype(asked))
-        named = tree_map(partial(_cast, dtype=torch_dtype(asked)), named)
+        named = named and each_tensor(named, partial(_cast, dtype=torch_dtype(asked)))
     config = getattr(module, "config", None)
     config = config if isinstance(config, PreTrainedConfig) else None
     identity = ModelIdentity(
@@ -187,9 +186,9 @@ def _plain(module: nn.Module, name: str, source: str, digest: str, asked: str | 
     )
 
 
-def _cast(leaf: Any, dtype: torch.dtype) -> Any:
-    """An input in the dtype of the run, if it is a tensor of reals."""
-    return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An input of reals in the dtype of the run; ids and masks as they are."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _meta_copy(module: nn.Module, name: str) -> nn.Module:

@@ -7,7 +7,7 @@ place under POSITIONAL. They also say which step they are (`step_shape`), since 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -77,14 +77,25 @@ def run_on(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
 def placed(session: Session, inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """Inputs on the model's device, those inside tuples, lists and dicts too; values are kept when that is meta."""
 
-    def to_meta(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.is_meta:
-            return value
-        return session.shadow.give(torch.empty_like(value, device="meta"), value)
+    def to_meta(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.is_meta else session.shadow.give(torch.empty_like(tensor, device="meta"), tensor)
 
     first = next((tensor for tensors in (model.parameters(), model.buffers()) for tensor in tensors), None)
-    on_meta = first is not None and first.is_meta
-    return {name: tree_map(to_meta, value) if on_meta else value for name, value in inputs.items()}
+    return each_tensor(inputs, to_meta) if first is not None and first.is_meta else dict(inputs)
+
+
+def each_tensor(inputs: Mapping[str, Any], change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """The inputs with every tensor changed, the same one given twice to the same one: attention asks `key is value`."""
+    changed: dict[int, torch.Tensor] = {}
+
+    def once(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in changed:
+            changed[id(leaf)] = change(leaf)
+        return changed[id(leaf)]
+
+    return {name: tree_map(once, value) for name, value in inputs.items()}
 
 
 def step_shape(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[int, int]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from introspect.hooks.build import quiet
-from introspect.hooks.inputs import run_on
+from introspect.hooks.inputs import each_tensor, run_on
 from introspect.hooks.op_kinds import op_kind
 from introspect.hooks.recorder import tensors_in
 from introspect.hooks.twin import run_twin
@@ -63,8 +63,7 @@ def _on_meta(inputs: dict[str, Any], module: nn.Module) -> dict[str, Any]:
     """The inputs on the module's device, without values."""
     if not any(tensor.is_meta for tensors in (module.parameters(), module.buffers()) for tensor in tensors):
         return inputs
-    moved: dict[str, Any] = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, inputs)
-    return moved
+    return each_tensor(inputs, lambda tensor: tensor.to("meta"))
 
 
 def _attempt(counter: str, count: Any, module: nn.Module, given: dict[str, Any]) -> CounterRoute:
@@ -107,9 +106,7 @@ def _by_fvcore(module: nn.Module, given: dict[str, Any]) -> tuple[dict[str, int]
         if sum(parameter.numel() for parameter in module.parameters()) > _MOST_REAL_PARAMETERS:
             raise
     # The tracer stumbles over some meta kernels (convolutions): what is small is run with zeros for its inputs.
-    zeros = tree_map(
-        lambda leaf: torch.zeros_like(leaf, device="cpu") if isinstance(leaf, torch.Tensor) else leaf, given
-    )
+    zeros = each_tensor(given, lambda tensor: torch.zeros_like(tensor, device="cpu"))
     return _fvcore_counts(module.to_empty(device="cpu"), zeros)
 
 

@@ -11,8 +11,9 @@ from introspect.twin_record import TwinReport
 class CounterRoute:
     """FLOPs that another counter gives for the run, by kind of op; `problem` says why it gave none.
 
-    Kinds are "matrix" (mm and addmm), "batched" (bmm, attention included), "conv", "linear" (fvcore's name for
-    matrix products with a weight) and "matmul" (those of which it does not tell what is multiplied). `silent`: ops it met and priced at nothing.
+    Kinds are "matrix" (mm and addmm), "batched" (bmm, attention included), "conv", "linear" (fvcore's name for matrix
+    products with a weight) and "matmul" (those of which fvcore does not tell what they multiply). `silent`: ops it met
+    and priced at nothing.
     """
 
     counter: str

@@ -6,7 +6,7 @@ from support.small_trace import small_trace
 import introspect
 from introspect.api import answer
 from introspect.commands import load_command
-from introspect.errors import OptionError, TraceShapeError, UnknownNameError
+from introspect.errors import GivenInputsError, OptionError, TraceShapeError, UnknownNameError
 
 pytestmark = pytest.mark.usefixtures("demo_commands")
 
@@ -127,7 +127,51 @@ def test_trace_of_a_real_config_is_the_same_from_every_spelling(tmp_path):
 def test_trace_of_a_plain_module_takes_its_inputs():
     import torch
 
-    record = introspect.trace(torch.nn.Linear(4, 8), inputs={"input": torch.zeros(2, 4)})
-    (gemm,) = [gemm for op, _ in record.walk() for gemm in op.gemms]
+    x = torch.zeros(2, 4)
+    for record in (
+        introspect.trace(torch.nn.Linear(4, 8), x),
+        introspect.trace(torch.nn.Linear(4, 8), (x,)),
+        introspect.trace(torch.nn.Linear(4, 8), inputs={"input": x}),
+    ):
+        (gemm,) = [gemm for op, _ in record.walk() for gemm in op.gemms]
+        assert (gemm.m, gemm.k, gemm.n) == (2, 4, 8)
+        assert (record.run.batch, record.run.seq, record.run.context) == (2, 1, 0)
 
-    assert (gemm.m, gemm.k, gemm.n) == (2, 4, 8)
+
+def test_a_module_and_its_inputs_answer_what_needs_one_step():
+    import torch
+
+    net = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 50))
+    ids = torch.zeros((2, 6), dtype=torch.int64)
+
+    for command in ("trace", "params", "audit", "roofline", "quant"):
+        result = introspect.analyze(command, net, inputs=ids)
+        assert (result.run["batch"], result.run["seq"]) == (2, 6)
+    # 8x8 and 8x50 with biases, the table 50x8; 2 x N x 12 tokens
+    assert "2NT = 2 x 922 x 12 tokens = 22,128 FLOPs" in introspect.analyze("trace", net, ids).notes[1]
+    assert introspect.analyze("trace", net, ids, dtype="bf16").run["dtype"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "own", "asked"),
+    [
+        ("trace", {"batch": 3}, "batch 2", "batch 3"),
+        ("trace", {"phase": "decode"}, "seq 6, context 0", "seq 1, context 2048"),
+        ("kv", {}, "batch 2, seq 6, context 0", "batch 1, seq 1, context 2048"),
+    ],
+)
+def test_another_step_than_the_inputs_is_refused(command, options, own, asked):
+    import torch
+
+    with pytest.raises(GivenInputsError) as caught:
+        introspect.analyze(command, torch.nn.Embedding(50, 8), torch.zeros((2, 6), dtype=torch.int64), **options)
+    assert str(caught.value).startswith(
+        f"Embedding: its inputs are one step ({own}) and cannot answer for another ({asked}); give inputs of that step"
+    )
+
+
+def test_inputs_belong_to_one_model_that_can_be_run():
+    with pytest.raises(OptionError, match="inputs: got 'dict', expected none beside a stored trace"):
+        introspect.analyze("demo", small_trace(), inputs={})
+    with pytest.raises(OptionError, match="inputs: got 'dict', expected one model that they are for, not 2"):
+        introspect.analyze("pair", [small_trace(), small_trace()], inputs={})

@@ -179,3 +179,49 @@ def test_experts_that_torchs_counter_misses_are_said_to_be_missed(tmp_path):
     assert "aten._grouped_mm" in grouped["note"]
     assert grouped["ours"] == 16 * 2 * 2 * (64 * 320 + 160 * 64) * 2  # tokens x top-2 x layers x matrices x 2 FLOPs
     assert not result.findings
+
+
+PLAIN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def forward(self, idx, targets=None):
+        return self.head(self.table(idx)), None
+
+def build():
+    return Net(), {"idx": torch.zeros((2, 6), dtype=torch.long, device="cpu")}
+"""
+
+
+def test_routes_of_a_plain_module_run_on_its_inputs(tmp_path):
+    (tmp_path / "plain.py").write_text(PLAIN)
+    result = introspect.analyze("audit", f"{tmp_path / 'plain.py'}:build")
+
+    head = 2 * 12 * 8 * 50
+    assert (result.run["batch"], result.run["seq"]) == (2, 6)
+    for route in ("torch", "fvcore"):
+        assert [(r["ours"], r["theirs"], r["agrees"]) for r in rows(result, "routes", route=route)] == [
+            (head, head, True)
+        ]
+    assert not result.findings
+    assert result.notes == (
+        "nothing makes a number doubtful",
+        "second route twin did not run: a plain module has no config to be shrunk by",
+    )
+
+
+def test_a_stored_trace_is_audited_by_what_it_holds(tiny):
+    result = introspect.analyze("audit", introspect.trace(tiny, seq=32))
+
+    assert not result.findings
+    assert result.tables["routes"].rows == ()
+    assert result.notes[:3] == (
+        "nothing makes a number doubtful",
+        "no second route ran: a stored trace has no module to run",
+        "no decode step was looked at: this prefill step is all there is",
+    )

@@ -15,6 +15,7 @@ from support.traces import (
     VOCABULARY,
     WIDTH,
     Recording,
+    gated_ffn,
     latent_model,
     llama,
     llama_layer,
@@ -52,6 +53,18 @@ def test_llama():
         "unused": 0,
         "weight_bytes": 2 * (2 * (ATTENTION + FFN + 2 * HIDDEN) + HIDDEN + 2 * HIDDEN * VOCABULARY),
     }
+
+
+def test_a_norm_behind_a_shared_expert_is_none_of_it():
+    def ffn(r, x):
+        routed = moe_ffn("layers.0.moe", experts=8, top_k=2, inner=27)(r, x)
+        shared = r.norm(gated_ffn(r, x, "layers.0.shared", 49), "layers.0.shared_norm")
+        return r.op("add", (routed, shared), r.tensors[x].shape, module="layers.0")
+
+    totals = ask(llama(layers=1, ffn=lambda layer: ffn)).totals
+    assert totals["shared_experts"] == 3 * HIDDEN * 49
+    assert totals["routed_experts"] + totals["shared_experts"] == totals["ffn"]
+    assert totals["norm"] == 4 * HIDDEN
 
 
 def test_a_mixture():

@@ -6,9 +6,11 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from support.tiny import build, record
 from support.traces import HEADS, HIDDEN, INNER, KV_HEADS, VOCABULARY, WIDTH, Recording, latent_model, llama, moe_ffn
 
+import introspect
 from introspect.analyzers.trace import Params, analyze
 from introspect.records import Unclassified
 
@@ -101,11 +103,11 @@ def test_the_self_audit():
     assert notes[2] == "ops without a cost rule: 0"
 
 
-def test_a_module_that_was_not_run_on_tokens_has_no_2nt():
-    r = Recording(seq=2048)
-    r.linear(r.tensor((5, 8)), "a", 3)
-    assert ask(r.trace(), seq=2048).notes == (
-        "parameters: 24 in products + 0 outside = 24",
+def test_a_module_without_parameters_has_no_2nt():
+    r = Recording(seq=5)
+    r.op("relu", (r.tensor((5, 8)),), (5, 8))
+    assert ask(r.trace(), seq=5).notes == (
+        "parameters: 0 in products + 0 outside = 0",
         "ops without a cost rule: 0",
     )
 
@@ -225,3 +227,13 @@ def test_a_scan_that_runs_step_by_step_is_said():
 
     assert any("a scan is run step by step" in note for note in ask(trace).notes)
     assert not any("scan" in note for note in ask(record(build("Llama"))).notes)
+
+
+def test_views_of_one_parameter_share_its_count():
+    attention = torch.nn.MultiheadAttention(64, 4, batch_first=True)
+    queries, memory = torch.zeros(2, 10, 64), torch.zeros(2, 12, 64)
+    result = introspect.analyze("trace", attention, (queries, memory, memory))
+
+    packed = rows(result, module="in_proj_weight")
+    assert [(row["n"], row["params"]) for row in packed] == [(64, 64 * 64), (128, 2 * 64 * 64)]
+    assert sum(row["params"] for row in rows(result)) == 4 * 64 * 64

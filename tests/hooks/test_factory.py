@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from introspect.errors import BuildError
+from introspect.errors import BuildError, OptionError
 from introspect.hooks.build import build
 from introspect.hooks.factory import run_factory
 from introspect.sources import resolve
@@ -18,11 +18,20 @@ class Net(nn.Module):
         self.up = nn.Linear(WIDTH, 10 * WIDTH)
         self.register_buffer("scale", zeros(WIDTH), persistent=False)
 
+    def forward(self, x, ids=None):
+        return self.up(x)
+
 def build():
     return Net()
 
 def with_inputs():
     return Net(), {"x": zeros(2, WIDTH), "ids": zeros(2, dtype=long, device="cpu")}
+
+def with_a_tensor():
+    return Net(), zeros(2, WIDTH)
+
+def with_a_number():
+    return Net(), 3
 
 def on_cpu():
     return nn.Linear(4, 4, device="cpu")
@@ -78,10 +87,16 @@ def test_the_built_model_carries_inputs_and_where_it_came_from(folder):
 
 
 def test_a_dtype_asked_for_and_inputs_of_the_caller(folder):
-    given = {"x": torch.zeros(1)}
+    given = {"x": torch.zeros(1), "ids": torch.zeros(1, dtype=torch.long)}
     built = build(resolve(f"{folder / 'net.py'}:with_inputs"), dtype="fp16", inputs=given)
     assert built.module.up.weight.dtype == torch.float16
-    assert built.inputs is given
+    assert {name: value.dtype for name, value in built.inputs.items()} == {"x": torch.float16, "ids": torch.long}
+
+
+def test_inputs_of_a_factory_in_any_form(folder):
+    assert build(resolve(f"{folder / 'net.py'}:with_a_tensor")).inputs.keys() == {"x"}
+    with pytest.raises(OptionError, match="inputs: got 'int', expected a dict of forward's arguments"):
+        build(resolve(f"{folder / 'net.py'}:with_a_number"))
 
 
 def test_a_module_that_named_a_device_is_moved_to_meta(folder):
@@ -137,5 +152,5 @@ def test_what_a_factory_must_return(tmp_path, returned, found):
     path.write_text(f"def build():\n    return {returned}\n")
     assert refusal(path) == (
         f"{path}:build: cannot build the model: it returned {found}; "
-        "return a torch.nn.Module, or a tuple (module, dict of example inputs)"
+        "return a torch.nn.Module, or a tuple (module, example inputs)"
     )

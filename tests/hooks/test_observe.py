@@ -7,7 +7,7 @@ from support.tiny import IDENTITY, build, products, record
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from introspect.errors import ModelRunError
+from introspect.errors import OptionError
 from introspect.hooks.observe import observe
 from introspect.records import RunShape
 
@@ -185,7 +185,9 @@ def test_a_convolution_network_is_recorded_from_its_inputs():
 
 
 def test_a_module_without_parameters_needs_its_inputs():
-    with pytest.raises(ModelRunError, match="it has no parameters, so no language model: give its inputs"):
+    with pytest.raises(
+        OptionError, match=r"got 'none', expected those of Identity.forward\(input\), which takes no input_ids"
+    ):
         observe(nn.Identity(), IDENTITY, RunShape(seq=4))
 
 

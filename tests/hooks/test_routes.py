@@ -25,8 +25,29 @@ def test_experts_are_where_torchs_counter_is_silent():
     assert "aten::_grouped_mm" in record.counters[1].silent
 
 
+def test_counters_see_a_modules_own_inputs():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten(), nn.Linear(8 * 16, 5)).to("meta")
+
+    record = gather_routes(net, tokens=8, inputs={"input": torch.zeros(2, 3, 4, 4)})
+
+    conv, linear = 2 * 2 * 16 * 8 * 27, 2 * 2 * 8 * 16 * 5
+    assert record.given
+    assert [route.problem for route in record.counters] == ["", ""]
+    assert [route.flops for route in record.counters] == [
+        {"conv": conv, "matrix": linear},
+        {"conv": conv, "linear": linear},
+    ]
+
+
+def test_what_fvcore_cannot_price_is_no_zero():
+    record = gather_routes(nn.LSTM(4, 8).to("meta"), tokens=8, inputs={"input": torch.zeros(5, 2, 4)})
+
+    assert record.counters[1].flops == {}
+    assert record.counters[1].silent[0] == "aten::lstm"
+
+
 def test_a_route_that_fails_says_why_and_stops_nothing():
     record = gather_routes(nn.Linear(2, 2, device="meta"), tokens=8)
 
     assert {route.problem.split(":")[0] for route in record.counters} == {"TypeError"}
-    assert (record.twin, record.twin_problem) == (None, "no transformers model")
+    assert (record.twin, record.twin_problem) == (None, "a plain module has no config to be shrunk by")

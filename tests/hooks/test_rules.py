@@ -6,6 +6,7 @@ from support.tiny import IDENTITY
 from torch import nn
 from torch.nn import functional as F
 
+from introspect.hooks.inputs import POSITIONAL
 from introspect.hooks.observe import observe
 from introspect.hooks.op_kinds import KINDS, op_kind
 from introspect.hooks.rules import RULES, rule
@@ -71,3 +72,52 @@ def test_kinds_come_from_the_table_the_view_flag_and_the_pointwise_tag():
     kinds = [op_kind(f) for f in (aten.view.default, aten.add_.Tensor, aten.topk.default, aten._fft_r2c.default)]
 
     assert kinds == ["layout", "elementwise", "topk", "unclassified"]
+
+
+def of(module, *inputs, phase="prefill"):
+    """The record of a module of torch's own, its parameters where its inputs are."""
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.scale = module, nn.Parameter(torch.ones(1))
+
+        def forward(self, *given):
+            scaled = [x * self.scale if x.is_floating_point() else x for x in given]
+            return self.inner(*scaled)
+
+    return observe(Holder().to("meta"), IDENTITY, RunShape(phase=phase), inputs={POSITIONAL: inputs})
+
+
+IMAGES, STEPS, ROWS = torch.zeros(2, 4, 8, 8), torch.zeros(5, 2, 8), torch.zeros(2, 4)
+IDS = torch.zeros((2, 3), dtype=torch.int64)
+COMMON = [
+    *((layer, (STEPS,)) for layer in (nn.LSTM(8, 8, 2), nn.GRU(8, 8, batch_first=True), nn.RNN(8, 8))),
+    *((layer, (STEPS[0],)) for layer in (nn.LSTMCell(8, 8), nn.GRUCell(8, 8), nn.RNNCell(8, 8))),
+    (nn.TransformerDecoderLayer(8, 2, 16), (STEPS, STEPS)),
+    (nn.MultiheadAttention(8, 2), (STEPS, STEPS, STEPS)),
+    (nn.Bilinear(4, 4, 6), (ROWS, ROWS)),
+    (nn.EmbeddingBag(10, 4), (IDS,)),
+    *((nn.Conv2d(4, 4, 3, padding=1, padding_mode=mode), (IMAGES,)) for mode in ("reflect", "replicate", "circular")),
+    *((nn.Upsample(scale_factor=2, mode=mode), (IMAGES,)) for mode in ("nearest", "nearest-exact", "bilinear")),
+    (nn.Upsample(scale_factor=2, mode="trilinear"), (torch.zeros(2, 4, 4, 4, 4),)),
+    *((layer, (IMAGES,)) for layer in (nn.ConvTranspose2d(4, 4, 2), nn.BatchNorm2d(4), nn.PixelShuffle(2))),
+    *((layer, (IMAGES,)) for layer in (nn.AdaptiveMaxPool2d(3), nn.LPPool2d(2, 2), nn.RReLU(), nn.Hardshrink())),
+    *((layer, (torch.zeros(2, 4, 4, 4, 4),)) for layer in (nn.AdaptiveAvgPool3d(2), nn.AdaptiveMaxPool3d(2))),
+    *((layer, (ROWS, ROWS)) for layer in (nn.HuberLoss(), nn.SmoothL1Loss(), nn.CosineSimilarity())),
+    (nn.CosineEmbeddingLoss(), (ROWS, ROWS, torch.ones(2))),
+]
+
+
+@pytest.mark.parametrize("phase", ["prefill", "train"])
+@pytest.mark.parametrize(("layer", "inputs"), COMMON, ids=lambda value: type(value).__name__)
+def test_every_op_of_common_layers_is_known(layer, inputs, phase):
+    assert of(layer, *inputs, phase=phase).unclassified == ()
+
+
+def test_a_bilinear_is_the_outer_product_of_its_inputs_times_its_weight():
+    trace = of(nn.Bilinear(4, 5, 6), torch.zeros(3, 4), torch.zeros(3, 5), phase="train")
+    found = [(g.kind, g.direction, g.flops) for op, _ in trace.walk() for g in op.gemms]
+
+    assert found[0] == ("linear", "forward", 2 * 3 * 4 * 5 * 6)
+    assert sorted(found[1:]) == [("linear", "dw", 720), ("linear", "dx", 720), ("linear", "dx", 720)]
