@@ -5,8 +5,9 @@ FLOPs are those of the recorded forward and backward: dX and dW of every product
 a token did not choose (Llama 4's code multiplies all); MFU divides by it (Chowdhery et al. 2022, appendix B). HFU
 counts all that ran, with --checkpointing the recomputed layers too. States follow from each parameter's shape and dtype
 (--optimizer). Activation bytes are what autograd really kept: unique saved storages that are no parameter. With
-checkpointing they are the tensors at layer boundaries and the largest recomputed layer, from a second recorded step. `gpus` adds nothing for the allocator, communication buffers or kernels'
-workspaces, so a rank that fits here may still be tight.
+checkpointing they are the tensors at layer boundaries and the largest recomputed layer, from a second recorded step.
+`gpus` adds nothing for the allocator, communication buffers or kernels' workspaces, so a rank that fits here may still
+be tight.
 """
 
 from __future__ import annotations
