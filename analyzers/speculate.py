@@ -316,9 +316,10 @@ def _notes(params: Params, case: _Case, traced: _Traced) -> Iterable[str]:
         yield "the model keeps recurrent states: after a rejected token an engine must have the earlier state at hand"
     recorded, counted = scan_flops(step_work(traced.verify)), scan_flops(case.asked.verify)
     if counted < recorded:
+        work = f"{counted:,} FLOP" if counted else "element-wise and no FLOP"
         yield (
-            f"scans of the verify step: {params.gamma + 1} decode steps, {counted:,} FLOP; this code pads them to "
-            f"whole chunks, {recorded:,} FLOP"
+            f"scans of the verify step: {params.gamma + 1} decode steps, {work}; this code pads them to whole chunks, "
+            f"{recorded:,} FLOP"
         )
     if traced.draft is not None:
         own, drafts = (_vocabulary(step) for step in (traced.decode, traced.draft))
