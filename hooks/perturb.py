@@ -61,7 +61,7 @@ class Perturbed:
         whole = fields_of(config)
         short = few_layers(model_class, config)
         self._resolved = fields_of(read(type(config), short))  # keys of layers are written by their number
-        self._raw = shortened(raw, whole, short)
+        self._raw = shortened(self._without_taken_out(raw, whole), whole, short)
         self._seen: dict[tuple[bool, tuple[tuple[Path, int], ...]], Sizes | None] = {}
         self.values = integers(self._resolved, 1)
         self.base = self.look(False, {}) or {}
@@ -69,6 +69,14 @@ class Perturbed:
         self.moves: list[Move] = []
         self.stuck: list[Path] = []
         self._find()
+
+    def _without_taken_out(self, raw: Fields, whole: Fields) -> Fields:
+        """The file without what the builder took out of the config: how weights are stored decides no dimension."""
+        try:
+            taken_out = fields_of(read(self._config_class, raw)).keys() - whole.keys()
+        except Exception:  # a class may refuse a file as it is, which is then not changed either
+            return raw
+        return {key: value for key, value in raw.items() if key not in taken_out}
 
     @property
     def builds(self) -> int:

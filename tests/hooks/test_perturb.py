@@ -50,6 +50,13 @@ def test_a_field_that_only_the_file_knows_stands_for_those_the_class_makes_of_it
     assert found.look(True, {("global_head_dim",): 34})[place] == 4 * 34
 
 
+def test_how_the_weights_are_stored_is_no_field_of_the_model():
+    found = perturbed("Llama", {"model_type": "llama", "quantization_config": {"quant_method": "fp8", "bits": 8}})
+
+    assert not [move for move in found.moves if "quantization_config" in move.path]
+    assert move_of(found, "vocab_size").news == (513, 514, 1024)
+
+
 def test_what_no_change_of_builds_is_stuck():
     """Mamba 2 asserts hidden_size * expand == num_heads * head_dim."""
     sizes = {"num_heads": 8, "head_dim": 16, "expand": 2, "state_size": 8, "n_groups": 1, "chunk_size": 8}
