@@ -1,10 +1,12 @@
 """Say which config field decides each dimension of each matrix, found by changing fields and building again.
 
 Nothing is read from field names: one integer at a time is moved, the model built on meta and run on a few tokens, and a
-dimension is a sum of products of the fields that move it, confirmed on a change it was not fitted to. `structural`
-fields add or remove matrices, `still` ones do nothing here, `stuck` ones could not be moved at all. For an FFN width
-the table `ffn_widths` adds its ratio to the hidden width, the power of two in it, and whether rounding up
-multiplier * 2/3 * 4d to a multiple would give it: a guess at how it was chosen, never a fact.
+dimension is a sum of products of the fields that move it (and of quotients, `(a // b) * c`) that gives the model as it
+is and a change it was not fitted to (`confirmed`). `text_config.head_dim` is a field of a config inside the config.
+`structural` fields add or remove matrices, `still` ones do nothing here, `joint` ones move only together with
+others, `stuck` ones could not be moved at all. For an FFN width `ffn_widths` adds its ratio to the width of its own
+input, the power of two in it, and whether rounding up multiplier * 2/3 * 4d to a multiple would give it: a guess at how
+it was chosen, never a fact.
 """
 
 from __future__ import annotations

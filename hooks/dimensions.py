@@ -84,12 +84,16 @@ class _Explainer:
 
     def _expression(self, place: Place, moves: list[Move]) -> Expression:
         """In the fields that move it; if there is none, with the one field beside them that divides, if only one will
-        do."""
+        do. What moves only along with another field is told from that one by the other's own moves."""
+        required = [move.path for move in moves if not _partners(move)]
+        partners = {path for move in moves for path in _partners(move)}
+        moves = moves + [move for move in self._moved if move.path in partners and move not in moves]
         if len(moves) > MOST_FIELDS:
             return None, False
-        found = self._fitted(place, moves)
+        found = self._fitted(place, moves, required)
         if found[0] is None and len(moves) < MOST_FIELDS:
-            others = [self._fitted(place, [*moves, divisor]) for divisor in self._divisors(moves)]
+            divisors = self._divisors(moves)
+            others = [self._fitted(place, [*moves, one], [*required, one.path]) for one in divisors]
             confirmed = {other for other in others if other[1]}
             return confirmed.pop() if len(confirmed) == 1 else found
         return found
@@ -101,7 +105,7 @@ class _Explainer:
             if places and other not in moves and any(move.value % other.value == 0 for move in beside):
                 yield other
 
-    def _fitted(self, place: Place, moves: list[Move]) -> Expression:
+    def _fitted(self, place: Place, moves: list[Move], required: list[Path]) -> Expression:
         firsts: list[Trial] = [*product(*((None, move.news[0]) for move in moves))]
         lasts: list[Trial] = [tuple(move.news[-1] for move in moves)]
         for i, move in enumerate(moves):
@@ -109,8 +113,7 @@ class _Explainer:
             firsts, lasts = firsts + alone[:-1], lasts + alone[-1:]
         for reading in self._readings(moves):
             fitted, held = (self._seen(place, moves, trials, reading) for trials in (firsts, lasts))
-            required = [reading[move.path][0] for move in moves if not _partners(move)]
-            for terms in fits(fitted, required):
+            for terms in fits(fitted, [reading[path][0] for path in required]):
                 if holds(terms, held):
                     return terms, any(one.size != self._model.base[place] for one in held)
         return None, False

@@ -1,7 +1,7 @@
 """Find the expression in config fields that gives a dimension, from sizes observed under changed fields.
 
-An expression is a sum of terms, each a whole number times fields and quotients of two fields ("a // b": a width that a
-class divides among heads). It is never looked up: it must give every observed size, that of the unchanged config first.
+An expression is a sum of terms, each a whole number times fields and a quotient ("a // b": a width that a class divides
+among heads; "a * b // c"). It is never looked up: it must give every observed size, that of the unchanged config first.
 Two routes: the multilinear form through all combinations of the fields' first changes, and, where no such form fits,
 the shortest sum of products (squares and quotients among them) whose coefficients solve the fitted observations.
 """
@@ -130,10 +130,15 @@ def _sparse(fitted: Sequence[Seen], required: Sequence[str]) -> Iterator[Terms]:
     different = len({tuple(one.values.items()) for one in fitted})
     for count in range(1, min(MOST_TERMS, different - 1) + 1):  # as many unknowns as observations would fit anything
         found = _small_sums(columns, sizes, count)
-        for chosen, counts in sorted(found, key=lambda pair: sum(len(products[i]) for i in pair[0])):
+        for chosen, counts in sorted(found, key=lambda pair: sum(_length(products[i]) for i in pair[0])):
             terms = _ordered(zip(counts, (products[i] for i in chosen), strict=True))
             if _is_plausible(terms, required) and holds(terms, fitted):
                 yield terms
+
+
+def _length(product: tuple[str, ...]) -> int:
+    """Factors; a product that is divided counts more than one factor of it that is."""
+    return sum(3 if TIMES in factor else 1 for factor in product)
 
 
 def _is_plausible(terms: Terms, required: Sequence[str]) -> bool:

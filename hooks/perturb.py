@@ -3,15 +3,15 @@
 A short copy of the model (one layer of each kind) stands for it. Every integer of the resolved config is moved alone by
 the first steps that build; what cannot move so is moved with the lists that have an entry for each it counts
 (layer_types), then in the raw file, where fields that a class derives are absent (DeepSeek's head_dim holds its rotary
-width in place), and at last together with fields of equal value. A field that only the file knows, since the class
-turns it into others (Gemma 4's global_head_dim becomes an entry for each layer), is moved in the file and stands for
-those it becomes.
+width in place), and at last together with fields of equal value or in proportion with a multiple of it. A field that
+only the file knows, since the class turns it into others (Gemma 4's global_head_dim becomes an entry for each layer),
+is moved in the file and stands for those it becomes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -31,17 +31,20 @@ from introspect.hooks.model_sizes import Sizes, sizes_of
 from introspect.hooks.shrink import build_on_meta, few_layers
 
 Changes = dict[Path, int]
-Way = tuple[tuple[Path, ...], bool]  # what is moved together, and whether in the raw file
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One field that was moved: `paths` get one new value, in the raw file or the resolved config."""
+    """One way of moving a field, in the raw file or the resolved config, and the values with which it builds.
 
-    paths: tuple[Path, ...]  # the field itself, then what had to move with it
+    `paths`: the field itself, then what moves with it; `ratios`: what each of them is of the field, 1 for its equals.
+    """
+
+    paths: tuple[Path, ...]
     in_raw: bool
     value: int
-    news: tuple[int, ...]  # values with which it builds
+    news: tuple[int, ...] = ()
+    ratios: tuple[int, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -50,7 +53,8 @@ class Move:
 
     def to(self, new: int) -> Changes:
         """The changes that give it this value."""
-        return dict.fromkeys(self.paths, new)
+        ratios = self.ratios or (1,) * len(self.paths)
+        return {path: new * ratio for path, ratio in zip(self.paths, ratios, strict=True)}
 
 
 class Perturbed:
@@ -105,13 +109,13 @@ class Perturbed:
         only_file = {path: value for path, value in self._in_file.items() if path not in self.values}
         self.values |= only_file
         become: set[Path] = set()
-        for path in only_file:
-            if self._try(path, [((path,), True)]):
+        for path, value in only_file.items():
+            if self._try([Move((path,), True, value)]):
                 become |= self._becomes(self.moves[-1])
         for path in self.values:
             named = "label2id" in path  # names of classes, in every transformers config
             if path not in only_file and path not in become and not named and not self._is_bound(path):
-                self.stuck += [] if self._try(path, self._ways(path)) else [path]
+                self.stuck += [] if self._try(self._ways(path)) else [path]
 
     def _becomes(self, move: Move) -> set[Path]:
         """Fields of the resolved config, absent in the file, that follow a field of the file."""
@@ -121,39 +125,45 @@ class Perturbed:
 
     def _is_bound(self, path: Path) -> bool:
         """Whether a field already moves with another and cannot move alone."""
-        return any(path in move.paths[1:] for move in self.moves) and not self._news((path,), False)
+        bound = any(path in move.paths[1:] for move in self.moves)
+        return bound and not self._news(Move((path,), False, self.values[path]))
 
-    def _ways(self, path: Path) -> Iterator[Way]:
-        """What to move and whether in the raw file: the field alone, with its lists, in the file, with its equals."""
+    def _ways(self, path: Path) -> Iterator[Move]:
+        """The field alone, with its lists, in the file; then with fields of equal value, then in proportion with one
+        that is a multiple (a width that must stay divided among heads)."""
+        value = self.values[path]
         places = [(self._resolved, False), *([(self._raw, True)] if path in self._in_file else [])]
         for fields, in_raw in places:
-            yield (path,), in_raw
+            yield Move((path,), in_raw, value)
             if lists := counted_by(fields, path):
-                yield (path, *lists), in_raw
+                yield Move((path, *lists), in_raw, value)
         for fields, in_raw in places:
-            equals = [p for p, size in integers(fields, 2).items() if size == self.values[path] and p != path]
-            beside = [p for p in equals if p[:-1] == path[:-1]]
-            yield from (((path, other), in_raw) for other in beside)
+            others = {other: size for other, size in integers(fields, 2).items() if other != path}
+            beside = {other: size for other, size in others.items() if other[:-1] == path[:-1]}
+            equals = [other for other, size in others.items() if size == value]
+            yield from (Move((path, other), in_raw, value) for other in equals if other in beside)
             if len(equals) > 1:
-                yield (path, *equals), in_raw
+                yield Move((path, *equals), in_raw, value)
+            for other, size in beside.items():
+                if size > value > 1 and size % value == 0:
+                    yield Move((path, other), in_raw, value, ratios=(1, size // value))
 
-    def _try(self, path: Path, ways: Iterable[Way]) -> bool:
+    def _try(self, ways: Iterable[Move]) -> bool:
         """Keep the first way of moving a field that builds."""
-        for paths, in_raw in ways:
-            if news := self._news(paths, in_raw):
-                self.moves.append(Move(paths, in_raw, self.values[path], news))
+        for way in ways:
+            if news := self._news(way):
+                self.moves.append(replace(way, news=news))
                 return True
         return False
 
-    def _news(self, paths: tuple[Path, ...], in_raw: bool) -> tuple[int, ...]:
+    def _news(self, way: Move) -> tuple[int, ...]:
         """Two new values that build, and the double, since a quotient may not notice a small step."""
-        value = self.values[paths[0]]
-        found = tuple(islice((s for s in _steps(value) if self._builds(paths, in_raw, s)), 2))
-        doubled = (2 * value,) if found and self._builds(paths, in_raw, 2 * value) else ()
+        found = tuple(islice((new for new in _steps(way.value) if self._builds(way, new)), 2))
+        doubled = (2 * way.value,) if found and self._builds(way, 2 * way.value) else ()
         return tuple(dict.fromkeys((*found, *doubled)))
 
-    def _builds(self, paths: tuple[Path, ...], in_raw: bool, new: int) -> bool:
-        return self.look(in_raw, dict.fromkeys(paths, new)) is not None
+    def _builds(self, way: Move, new: int) -> bool:
+        return self.look(way.in_raw, way.to(new)) is not None
 
 
 def _steps(value: int) -> Iterator[int]:

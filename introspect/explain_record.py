@@ -12,10 +12,10 @@ Term = tuple[int, tuple[str, ...]]  # coefficient and factors: fields, or a quot
 class Dimension:
     """One dimension of one matrix (or of one attention or experts call), in the model as it is.
 
-    `dimension`: "k" and "n" of a matrix [k, n], "experts" of stacked experts, "stack" of other
-    stacked ones, "kernel" of a convolution, "rows" of a table, "query_heads",
-    "kv_heads", "qk_head_dim" and "v_head_dim" of an attention call, "top_k" of an experts call. `terms` sum up to it;
-    None when the fields that move it do not make a sum of products. `confirmed`: the sum predicted a held-out change.
+    `dimension`: "k" and "n" of a matrix [k, n], "experts" of stacked experts, "stack" of other stacked ones, "kernel"
+    of a convolution, "rows" of a table, "query_heads", "kv_heads", "qk_head_dim" and "v_head_dim" of an attention call,
+    "top_k" of an experts call. `terms` sum up to it; None when the fields that move it do not make such a sum.
+    `confirmed`: the sum predicted a held-out change.
     """
 
     module: str
@@ -30,7 +30,8 @@ class Dimension:
 class ExplainRecord:
     """All dimensions; `structural`: integer fields that add or remove matrices or calls; `still`: those that move
     nothing; `stuck`: those no change of which could be built; `joint`: those that moved only together with others, of
-    equal value. A field of a config inside the config is named by its path ("text_config.head_dim")."""
+    equal value or in proportion. "text_config.head_dim" is a field of a config inside the config.
+    """
 
     dimensions: tuple[Dimension, ...]
     structural: tuple[str, ...]

@@ -65,6 +65,20 @@ def test_a_fused_projection_with_a_derived_head_width_is_a_sum_of_quotients():
     assert terms(record, "self_attn", "qk_head_dim") == ((1, (width,)),)
 
 
+def test_heads_that_move_only_with_the_hidden_width_are_told_from_it():
+    """Phi-3's rotary factors are half as many as a head is wide, so its width stays."""
+    factors = {"short_factor": [1.0] * 32, "long_factor": [1.0] * 32}
+    scaling = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    sizes = {"hidden_size": 256, "pad_token_id": 0, "num_key_value_heads": 4, "rope_parameters": scaling}
+    record = gather_dimensions(build("Phi3", **sizes), {"model_type": "phi3", **LLAMA, **sizes})
+
+    assert record.joint == {"num_attention_heads": ("hidden_size",)}
+    assert terms(record, "self_attn", "query_heads") == ((1, ("num_attention_heads",)),)
+    width = "hidden_size // num_attention_heads"
+    queries, cached = (1, (width, "num_attention_heads")), (2, (width, "num_key_value_heads"))
+    assert terms(record, "qkv_proj", "n") == (queries, cached)
+
+
 def test_every_expression_gives_the_size_of_the_model_as_it_is():
     heads = {"head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0}

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from support.tiny import LLAMA, build
 
+from introspect.hooks import perturb
+from introspect.hooks.model_sizes import sizes_of
 from introspect.hooks.perturb import Perturbed
 
 
@@ -57,12 +59,35 @@ def test_how_the_weights_are_stored_is_no_field_of_the_model():
     assert move_of(found, "vocab_size").news == (513, 514, 1024)
 
 
-def test_what_no_change_of_builds_is_stuck():
+SCALING = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
+LONG = {"pad_token_id": 0, "num_key_value_heads": 4, "rope_parameters": SCALING}
+
+
+def test_a_field_that_a_list_holds_in_proportion_moves_with_its_multiple():
+    """Phi-3's rotary factors are half as many as a head is wide: 64 / 4 / 2."""
+    move = move_of(perturbed("Phi3", {"model_type": "phi3"}, **LONG), "num_attention_heads")
+
+    assert move.paths == (("num_attention_heads",), ("hidden_size",))
+    assert move.to(5) == {("num_attention_heads",): 5, ("hidden_size",): 80}
+
+
+def test_sizes_that_must_agree_move_in_proportion():
     """Mamba 2 asserts hidden_size * expand == num_heads * head_dim."""
     sizes = {"num_heads": 8, "head_dim": 16, "expand": 2, "state_size": 8, "n_groups": 1, "chunk_size": 8}
     found = perturbed("Mamba2", {"model_type": "mamba2"}, **sizes)
 
-    assert set(found.stuck) == {("num_heads",), ("head_dim",), ("hidden_size",), ("expand",)}
+    assert move_of(found, "num_heads").paths == (("num_heads",), ("hidden_size",))
+    assert found.stuck == []
+
+
+def test_what_no_change_of_builds_is_stuck(monkeypatch):
+    def refuse(model):
+        if model.config.vocab_size != LLAMA["vocab_size"]:
+            raise ValueError("no such vocabulary")
+        return sizes_of(model)
+
+    monkeypatch.setattr(perturb, "sizes_of", refuse)
+    assert perturbed("Llama", {"model_type": "llama"}).stuck == [("vocab_size",)]
 
 
 def test_each_change_is_built_once():
