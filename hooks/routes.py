@@ -16,9 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from introspect.hooks.build import quiet
+from introspect.hooks.encoder_decoder import reads_two, two_inputs
 from introspect.hooks.inputs import each_tensor, run_on
 from introspect.hooks.op_kinds import op_kind
 from introspect.hooks.recorder import tensors_in
+from introspect.hooks.step import accepted_inputs
 from introspect.hooks.twin import run_twin
 from introspect.route_record import CounterRoute, RouteRecord
 
@@ -42,8 +44,7 @@ _FVCORE_RECURRENT = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_t
 def gather_routes(module: nn.Module, tokens: int, inputs: dict[str, Any] | None = None) -> RouteRecord:
     """Run every second route on a module on meta, the counters on `inputs` or else one sequence of `tokens` ids; one
     that fails says why and stops nothing."""
-    ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
-    given = {"input_ids": ids, "use_cache": True} if inputs is None else _on_meta(inputs, module)
+    given = _ids(module, tokens) if inputs is None else _on_meta(inputs, module)
     twin, problem = None, "a plain module has no config to be shrunk by"
     if isinstance(module, PreTrainedModel):
         try:
@@ -57,6 +58,13 @@ def gather_routes(module: nn.Module, tokens: int, inputs: dict[str, Any] | None 
         twin=twin,
         twin_problem=problem,
     )
+
+
+def _ids(module: nn.Module, tokens: int) -> dict[str, Any]:
+    """One sequence of token ids, one for the decoder too where there are two parts."""
+    ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
+    two = isinstance(module, PreTrainedModel) and reads_two(module, accepted_inputs(module))
+    return {"use_cache": True, **(two_inputs(ids, ids, None) if two else {"input_ids": ids})}
 
 
 def _on_meta(inputs: dict[str, Any], module: nn.Module) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from support.tiny import record
 from torch import nn
 
 from introspect.errors import OptionError
+from introspect.hooks.routes import gather_routes
 from introspect.hooks.twin import run_twin
 from introspect.records import Trace
 
@@ -62,6 +63,14 @@ def test_a_small_twin_runs_the_same_calls_for_real():
     model = build("T5")
 
     assert run_twin(type(model), model.config).same_calls
+
+
+def test_other_counters_run_both_parts():
+    routes = gather_routes(build("T5"), tokens=8)
+
+    expected = weight_flops(record(build("T5"), seq=8))
+    assert [route.problem for route in routes.counters] == ["", ""]
+    assert routes.counters[0].flops["matrix"] == routes.counters[1].flops["linear"] == expected
 
 
 def test_an_encoder_that_reads_no_ids_asks_for_its_inputs():
