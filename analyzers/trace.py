@@ -11,6 +11,7 @@ under independent uniform routing. Equal products of equal layers share a row: `
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,15 +27,17 @@ from introspect.analyzers._traffic import activation_bytes, cache_traffic, peak_
 from introspect.graph import Graph
 from introspect.params import RunParams, Traces, option
 from introspect.records import Repeat, Trace
+from introspect.serialize import trace_to_json
 from introspect.table import Result, Value, describe_model, describe_run
 
 MODELS = "one"
-FORMATS = ("mermaid", "dot")
+FORMATS = ("mermaid", "dot", "record")
 EXAMPLES = (
     "introspect trace meta-llama/Meta-Llama-3-8B --phase decode --batch 32 --fuse",
     "introspect trace deepseek-ai/DeepSeek-V3 --phase decode --view engine",
     "introspect trace mistralai/Mixtral-8x7B-v0.1 --seq 4096 --format csv -o gemms.csv --table gemms",
     "introspect trace google/gemma-2-2b --format mermaid",
+    "introspect trace google/gemma-2-2b --phase decode --format record -o gemma.json",
 )
 
 
@@ -47,11 +50,11 @@ class Params(RunParams):
     )
     fuse: bool = option(False, "merge Linears of one parent module that read the same tensor")
     per_layer: bool = option(False, "one row for each layer instead of one for equal layers")
-    format: str = option("table", "tables, or a drawing of one layer of each kind", metavar="FORMAT")
+    format: str = option("table", "tables, a drawing of one layer of each kind, or the record", metavar="FORMAT")
 
 
 def analyze(params: Params, traces: Traces) -> Result:
-    """Totals, the table of products and the table of all other ops; or a drawing."""
+    """Totals, the table of products and the table of all other ops; or a drawing, or the record itself as JSON."""
     trace = traces(params.run_shape())
     structure = Structure(Graph(trace))
     executed = products(structure)
@@ -72,8 +75,15 @@ def analyze(params: Params, traces: Traces) -> Result:
         assumptions=_assumptions(trace, executed),
         notes=notes,
         unclassified=tuple(f"{op.op} in {op.module} ({op.count})" for op in trace.unclassified),
-        text=draw(structure, labels, shown, params.format, notes) if params.format in FORMATS else None,
+        text=_text(params.format, trace, lambda form: draw(structure, labels, shown, form, notes)),
     )
+
+
+def _text(form: str, trace: Trace, drawn: Callable[[str], str]) -> str | None:
+    """What stands in place of the tables; None where they are asked for."""
+    if form == "record":
+        return trace_to_json(trace)
+    return drawn(form) if form in FORMATS else None
 
 
 def _totals(

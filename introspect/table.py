@@ -45,7 +45,7 @@ class Result:
     findings: bool = False
     unreadable: bool = False
     figure: Figure | None = None  # what --plot draws
-    text: str | None = None  # a drawing (mermaid, dot) that replaces the tables on stdout
+    text: str | None = None  # a drawing or a record that replaces the tables on stdout
 
     def to_dict(self) -> dict[str, Any]:
         """The command's JSON, names as CONTRACT.md fixes them."""

@@ -157,6 +157,15 @@ def test_what_a_token_uses_stands_beside_all_parameters():
     assert total - active == 2 * 2 * 3 * 64 * 160  # 2 layers, 2 of 4 experts idle, three matrices
 
 
+def test_the_record_itself_is_a_form_that_every_command_reads(tmp_path):
+    trace = record(build("Llama"), phase="decode", context=8)
+    path = tmp_path / "record.json"
+    path.write_text(ask(trace, format="record").text + "\n")
+
+    assert introspect.load_trace(path) == trace
+    assert introspect.analyze("kv", str(path), context=8).totals["bytes_per_token"] == 2 * 2 * 2 * 16 * 4
+
+
 def test_boxes_are_joined_and_equal_layers_are_a_loop():
     text = ask(llama(layers=3), format="dot").text
     outside, layer = (set(re.findall(r"^ {4}(n\d+) ", box, re.MULTILINE)) for box in text.split("subgraph")[1:])
