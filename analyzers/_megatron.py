@@ -27,7 +27,7 @@ from introspect.analyzers._placement import Placement, State, Weighing
 from introspect.analyzers._products import Product
 from introspect.analyzers._structure import Structure
 from introspect.graph import base_name
-from introspect.records import AttentionCall, CacheTensor, ExpertCall, Gemm, Parameter, Tensor
+from introspect.records import AttentionCall, CacheTensor, ExpertCall, Gemm, Tensor
 
 _CHOICES = frozenset({"topk", "argsort", "sort"})
 _COUNTS = frozenset({"arange", "cumsum"})
@@ -69,11 +69,6 @@ class Megatron:
         self._cut_modules = {self.graph.ops[i].module for i in self.placement.cut_ops}
 
     # --- what a rank is made of -------------------------------------------------------------------------------------
-
-    def shape_of(self, parameter: Parameter) -> tuple[int, ...]:
-        """Shape of a rank's part of a parameter."""
-        cut = self.cuts.get(parameter.path)
-        return parameter.shape if cut is None else cut.shape(parameter.shape)
 
     def heads_of(self, call: AttentionCall) -> tuple[int, int]:
         """Query and KV heads of a rank; every KV head is held by at least one."""

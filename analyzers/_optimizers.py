@@ -21,7 +21,7 @@ FP32 = 4
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A parameter that is trained. `hidden_matrix`: it is multiplied by inside a layer, so Muon orthogonalises it."""
+    """A parameter as an optimiser sees it. `hidden_matrix`: multiplied by inside a layer, so Muon orthogonalises it."""
 
     parameter: Parameter
     hidden_matrix: bool = False
@@ -45,10 +45,13 @@ class Recipe:
     second: Moment
 
     def bytes(self, trained: Iterable[Trained]) -> dict[str, int]:
-        """Bytes of each of ITEMS over these parameters."""
+        """Bytes of each of ITEMS over these parameters; one that takes no gradient (a fixed table) is weights alone."""
         sums = dict.fromkeys(ITEMS, 0)
         for one in trained:
             held = one.parameter.bytes
+            if one.parameter.frozen:
+                sums[ITEMS[0]] += held
+                continue
             master = FP32 * one.parameter.count if self.master and one.element_bytes < FP32 else 0
             for item, count in zip(ITEMS, (held, held, master, self.first(one), self.second(one)), strict=True):
                 sums[item] += count

@@ -89,7 +89,7 @@ def analyze(options: Params, traces: Traces) -> Result:
         },
         assumptions=tuple(dict.fromkeys(text for one in runs for text in one.assumptions)),
         notes=(
-            *(tuple(f"finding: {doubt}" for doubt in dict.fromkeys(doubts)) or ("nothing makes a number doubtful",)),
+            *_said(doubts),
             *routes.notes,
             *_one_step_note(runs),
             *_engine_note(steps[-1]),

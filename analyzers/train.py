@@ -90,7 +90,7 @@ def analyze(params: Params, traces: Traces) -> Result:
         },
         assumptions=(
             *dict.fromkeys(line for machine in found for line in machine.assumptions(step.dtype)),
-            f"states: {RECIPES[params.optimizer].description}; every parameter is trained",
+            f"states: {RECIPES[params.optimizer].description}; every parameter that takes a gradient is trained",
             *step.plain.assumptions,
         ),
         notes=tuple(_notes(params, step, found[0])),

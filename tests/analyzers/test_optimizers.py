@@ -39,6 +39,13 @@ def test_bytes_by_hand(recipe, one, expected):
     assert RECIPES[recipe].bytes([one]) == dict(zip(ITEMS, expected, strict=True))
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_table_without_gradient_is_weights_alone(recipe):
+    table = Trained(Parameter(path="positions", shape=(10, 20), dtype="bf16", touched=True, frozen=True))
+
+    assert RECIPES[recipe].bytes([table]) == dict.fromkeys(ITEMS, 0) | {"weights": 10 * 20 * 2}
+
+
 def held(optimizer):
     """Bytes of the tensors that an optimiser keeps, step counters apart."""
     tensors = [

@@ -151,10 +151,12 @@ def test_sizes_of_a_grouped_row_are_means_that_give_its_flops(phase, routing):
 
 
 def test_what_a_token_uses_stands_beside_all_parameters():
-    notes = ask(record(build("Mixtral", num_local_experts=4))).notes
+    trace = record(build("Mixtral", num_local_experts=4))
+    notes = ask(trace).notes
     total, active = (int(re.search(r"2 x ([\d,]+) x", line)[1].replace(",", "")) for line in notes if "2N" in line)
 
     assert total - active == 2 * 2 * 3 * 64 * 160  # 2 layers, 2 of 4 experts idle, three matrices
+    assert active == introspect.analyze("params", trace).totals["active"]
 
 
 def test_the_record_itself_is_a_form_that_every_command_reads(tmp_path):
