@@ -68,6 +68,10 @@ class Part:
         """Bytes one sequence of `context` tokens holds here."""
         return -(-self.rows(context) * self.row_bits // 8) + self.state_bytes
 
+    def growth_at(self, context: int) -> int:
+        """Bytes that one more token adds to `context` of them."""
+        return self.bytes_at(context + 1) - self.bytes_at(context)
+
     def keys_read(self, context: int) -> int:
         """Cached keys that the next token attends after `context` tokens."""
         keys = self.rows(context)

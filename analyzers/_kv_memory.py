@@ -84,6 +84,10 @@ class KvMemory:
         """Bytes that one sequence alone holds."""
         return sum(part.bytes_at(context) for part in self.parts)
 
+    def growth_at(self, context: int) -> int:
+        """Bytes that one more token adds to a sequence of `context`."""
+        return sum(part.growth_at(context) for part in self.parts)
+
     def reserved_bytes_at(self, context: int) -> int:
         """Bytes a paged engine reserves for it: whole pages, and as many for sliding layers as for full ones."""
         pages = -(-context // self.page_size) * self.page_size

@@ -176,14 +176,9 @@ def _costs(substituted: Substituted | None) -> dict[str, int | None]:
     return {
         "params": substituted.parameters,
         "weight_bytes": step.weight_bytes,
-        "kv_bytes_per_token": _growth_of(step) if trace.cache else None,
+        "kv_bytes_per_token": KvMemory(parts=step.parts).growth_at(trace.run.context) if trace.cache else None,
         "flops_per_token": (step.weight_flops() + step.attention_flops()) // (trace.run.batch * trace.run.seq),
     }
-
-
-def _growth_of(step: Step) -> int:
-    memory, context = KvMemory(parts=step.parts), step.trace.run.context
-    return memory.bytes_at(context + 1) - memory.bytes_at(context)
 
 
 def _weight(row: dict[str, Value]) -> tuple[float, ...]:

@@ -123,7 +123,7 @@ def _totals(step: Step, parts: tuple[Part, ...], params: Params) -> dict[str, Va
     context = params.context[0]
     memory = KvMemory(parts=parts, page_size=params.page_size, shared_prefix=params.shared_prefix)
     return {
-        "bytes_per_token": memory.bytes_at(context + 1) - memory.bytes_at(context),
+        "bytes_per_token": memory.growth_at(context),
         "state_bytes": sum(part.state_bytes for part in parts),
         "bytes_at_context": _held(step) if params.kv_dtype is None else memory.bytes_at(context),
         "reserved_bytes_at_context": memory.reserved_bytes_at(context),
@@ -164,7 +164,7 @@ def _layer_rows(parts: tuple[Part, ...], context: int) -> tuple[dict[str, Value]
             "k_dim": kind.k_dim,
             "v_dim": kind.v_dim,
             "window": kind.window,
-            "bytes_per_token": len(same) * (kind.bytes_at(context + 1) - kind.bytes_at(context)),
+            "bytes_per_token": len(same) * kind.growth_at(context),
             "state_bytes": len(same) * kind.state_bytes,
             "bytes_at_context": len(same) * kind.bytes_at(context),
             "decode_flop_per_byte": kind.flop_per_byte,

@@ -206,7 +206,7 @@ def _part_of(params: Params, case: Speculation, decode: Step, *, layer: bool) ->
 
 def _growth(parts: Iterable[Part], context: int) -> int:
     """Cache bytes that one more token of one sequence takes."""
-    return sum(one.bytes_at(context + 1) - one.bytes_at(context) for one in parts)
+    return sum(one.growth_at(context) for one in parts)
 
 
 def _memory_bytes(params: Params, draft: Draft, decode: Step, batch: int) -> int:
